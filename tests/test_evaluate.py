@@ -236,7 +236,7 @@ def test_the_dense_curve_ends_where_the_evaluation_at_the_largest_budget_is(dens
 @pytest.mark.slow
 def test_the_dense_curve_is_a_table_and_a_picture_of_its_own(dense):
     text = (dense / "results.md").read_text()
-    assert "dense curve, one trace told 8 tokens, cut early" in text
+    assert "dense curve, one trace with 8 tokens, truncated early" in text
     assert "| greedy | 3 |" in text and "completion, and accuracy given completion" in text
     assert (dense / "dense_ledger.png").read_bytes().startswith(b"\x89PNG")
 

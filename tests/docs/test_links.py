@@ -3,11 +3,13 @@
 import ast
 import functools
 import re
+import typing
 from pathlib import Path
 
 import pytest
 
 from bacr_jax.config.io import schema
+from bacr_jax.config.renamed_keys import RENAMED
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -150,3 +152,22 @@ def test_results_keep_cells_numbers_tables_and_the_pictures_that_pages_show():
     for path in filter(Path.is_file, folder.rglob("*")):
         assert path.suffix in (".xz", ".md", ".png"), path
         assert path.suffix != ".png" or path.resolve() in shown, path
+
+
+def test_the_page_of_the_budget_input_has_a_row_for_each_value():
+    page = (ROOT / "docs" / "budget-input.md").read_text()
+    table = page.partition("| --- |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    hint = schema()["conditioning.budget_input"].hint
+    assert sorted(rows) == sorted(typing.get_args(hint))
+
+
+# Pages that report arms of studies, whose ids are names of the time, and the history.
+REPORTS = [page for page in PAGES if "studies" in page] + ["docs/tradeoff.md", "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - set(REPORTS)))
+def test_no_page_writes_an_earlier_value_of_a_key(page):
+    earlier_values = {value for renamed in RENAMED.values() for value in renamed.values}
+    text = (ROOT / page).read_text()
+    assert earlier_values & set(CODE.findall(text)) == set()

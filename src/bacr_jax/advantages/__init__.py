@@ -1,8 +1,10 @@
-"""Advantage estimators, from rewards per cut to one advantage per token.
+"""Estimates advantages, from rewards at truncation points to one advantage per token.
 
-The rewards of G traces per question, each scored at M cuts, form an array [Q, G, M]. The thinking
-tokens between two cuts form a segment. A segment can only influence the cuts at or after its end.
-Budget-conditioned advantages (BCAE) are computed as follows:
+A cut is a truncation point of the thinking, at which an answer is graded. The rewards of G traces
+per question, each graded at M cuts, form an array [Q, G, M]. The thinking tokens between two cuts
+form a segment. A segment can only influence the answers at cuts at or after its end.
+Budget-conditioned advantages (BCAE) are computed from rewards R, values V, outcomes r and their
+baseline p as follows:
 
     residual = bcae_advantage(R, V)                               # Eq. 10, [Q, G, M]
     thinking = thinking_credit(residual, weights, mode="to_go")   # one per segment

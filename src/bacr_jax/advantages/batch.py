@@ -1,4 +1,4 @@
-"""Baseline computed as the mean over the other traces of the same batch.
+"""Computes a baseline as the mean reward over the other traces of the same batch.
 
 This baseline needs neither a value head nor statistics of earlier batches. A running mean of
 earlier batches lags behind the policy: in a batch without any reward, every trace is below the
@@ -24,7 +24,7 @@ def same_budget_mean(
     trace.
 
     Args:
-      rewards: reward R of each trace at each cut.
+      rewards: reward R of each trace at each truncation point.
       budgets: thinking budget of each trace, in tokens.
 
     Returns:
@@ -43,7 +43,7 @@ def same_budget_mean(
     has_no_candidate = ~candidates.any(axis=1, keepdims=True)
     compared = jnp.where(has_no_candidate, is_other_trace, candidates)
 
-    # A matrix product over the other traces is used, because subtracting the trace's reward from a
+    # Use a matrix product over the other traces, because subtracting the trace's reward from a
     # total would leak the rounding error of that reward into its baseline.
     weights = compared.astype(flat_rewards.dtype)
     total = jnp.matmul(weights, flat_rewards, precision="highest")

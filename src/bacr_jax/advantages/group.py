@@ -1,6 +1,7 @@
-"""Group-based baselines, and the scale by which advantages are divided.
+"""Contains group-based baselines, and the scale by which advantages are divided.
 
-A group consists of the traces that were sampled for one question.
+A group consists of the G traces that were sampled for one question. A trace is graded at M
+truncation points of its thinking (cuts).
 """
 
 from typing import Literal
@@ -30,6 +31,8 @@ def advantage_scale(
     be about .1 instead of 1e-6.
 
     Args:
+      advantages: advantages to be normalized, grouped by question.
+      mode: scope over which the scale is computed, as above.
       floor: lower bound of the divisor, epsilon in Eq. 14.
 
     Returns:
@@ -75,8 +78,8 @@ def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
     sums = jax.lax.stop_gradient(rewards).sum((1, 2))
     count = max(rewards.size - rewards_per_question, 1)
     is_other_question = ~jnp.eye(num_questions, dtype=bool)
-    # Summed over the other questions, because subtracting the question's sum from a total would
-    # leak the rounding error of its rewards into its baseline.
+    # Sum over the other questions, because subtracting the question's sum from a total would leak
+    # the rounding error of its rewards into its baseline.
     return jnp.where(is_other_question, sums, 0.0).sum(1) / count
 
 
@@ -113,8 +116,7 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arr
     """
     _check_group(rewards, axis)
     rewards = jax.lax.stop_gradient(rewards)
-    # The first reward is subtracted before the mean, so that equal rewards cancel exactly in
-    # float32.
+    # Subtract the first reward before the mean, so that equal rewards cancel exactly in float32.
     first_member = jax.lax.slice_in_dim(rewards, 0, 1, axis=axis)
     shifted = rewards - first_member
     return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
@@ -152,6 +154,7 @@ def decoupled_advantage(
     same advantage, and the reward with the largest variance would dominate.
 
     Args:
+      rewards: each of the R rewards of each trace.
       weights: weight w of each reward.
     """
     weighted_sum = jnp.sum(weights * grpo_advantage(rewards), axis=-1)
@@ -160,7 +163,10 @@ def decoupled_advantage(
 
 
 def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
-    """Computes, for each trace, the mean of `x` over the other traces. A group of one gives 0."""
+    """Computes, for each trace, the mean of `x` over the other traces of its question.
+
+    The result is 0 if the question has only one trace.
+    """
     num_others = x.shape[1] - 1
     sum_of_others = jnp.sum(x, axis=1, keepdims=True) - x
     return sum_of_others / max(num_others, 1)

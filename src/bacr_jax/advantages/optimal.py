@@ -1,7 +1,7 @@
-"""Minimum-variance baseline: expected return, weighted by squared score norms.
+"""Computes the minimum-variance baseline: the expected return, weighted by squared score norms.
 
-The constant baseline of a segment that minimizes the variance of the gradient is not the mean
-return but
+A segment is the thinking between two truncation points (cuts). The constant baseline of a segment
+that minimizes the variance of the gradient is not the mean return but
 
     b* = E |s|^2 G / E |s|^2
 
@@ -34,8 +34,8 @@ from bacr_jax.masked import at_least_float32
 # Ridge added to the diagonal, relative to its mean. Without it, the system is singular if all
 # expected returns are equal.
 _RIDGE = 1e-3
-# Weight of the prior that the baseline is already optimal, in traces: one trace for each of the two
-# coefficients.
+# Weight of the prior assumption that the baseline is already optimal, in traces: one trace for each
+# of the two coefficients.
 _PRIOR_TRACES = 2.0
 
 
@@ -44,13 +44,14 @@ def segment_score_norm_proxy(
 ) -> Float[Array, "B M"]:
     """Computes the sum of (1 - p)^2 over the tokens of each segment.
 
-    p is the probability of the sampled token. The sum is a proxy for the squared norm of the
-    segment's score.
+    A segment is the thinking between two truncation points (cuts). p is the probability of the
+    sampled token. The sum is a proxy for the squared norm of the segment's score, the gradient of
+    its log-probability.
 
     Args:
-      logprobs: log-probabilities of the sampled thinking tokens.
-      sampled: number of sampled tokens in each row. Later entries are ignored.
-      cuts: end of each segment, in tokens. A segment past the end of its row is empty.
+      logprobs: log-probabilities of the sampled thinking tokens, in nats.
+      sampled: number of sampled tokens of each trace. Later entries are ignored.
+      cuts: end of each segment, in tokens. A segment past the end of its trace is empty.
     """
     chex.assert_rank([logprobs, cuts], 2)
     squares = jnp.square(1.0 - jnp.exp(logprobs))
@@ -73,10 +74,12 @@ def optimal_moments(
     expected: Float[Array, "Q G M"],
     score_norm_proxy: Float[Array, "Q G M"],
 ) -> tuple[Float[Array, "M 2 2"], Float[Array, "M 2"], Float[Array, "M"]]:
-    """Computes the moments of the weighted regression of credit on x = (1, expected return).
+    """Computes the moments of a weighted regression of advantages on x = (1, expected return).
+
+    The moments are the means from which the coefficients of the regression are computed.
 
     Args:
-      credit: A, the return minus the baseline of each segment (`thinking_credit`).
+      credit: advantage A of each segment, its return minus its baseline (`thinking_credit`).
       expected: the return predicted by the baseline.
       score_norm_proxy: regression weights w (`segment_score_norm_proxy`).
 
@@ -99,11 +102,12 @@ def optimal_moments(
 
 
 def effective_traces(square: Float[Array, "M 2 2"], spread: Float[Array, "M"]) -> Float[Array, "M"]:
-    """Computes Kish's effective sample size, in traces, behind the coefficients of each segment.
+    """Computes Kish's effective sample size of each segment's regression, in traces.
 
         (sum a w)^2 / sum (a w)^2
 
-    a is the weight of a trace's batch and w is the weight of the trace.
+    The sums run over all traces of earlier batches. a is the weight of a trace's batch, and w is
+    the weight of the trace.
 
     Args:
       square: E w x x^T (`optimal_moments`). Its first entry is E w.
@@ -121,7 +125,7 @@ def effective_traces(square: Float[Array, "M 2 2"], spread: Float[Array, "M"]) -
 def optimal_slopes(
     square: Float[Array, "M 2 2"], product: Float[Array, "M 2"], effective: Float[Array, "M"]
 ) -> Float[Array, "M 2"]:
-    """Solves the ridge regression of each segment for its offset and slope.
+    """Solves the ridge regression of each segment for its two coefficients, offset and slope.
 
         (E[w x x^T] + ridge I)^-1 E[w x A],   ridge = (1e-3 + 2 / n) tr E[w x x^T] / 2
 
@@ -161,7 +165,7 @@ def optimal_slopes(
 def optimal_shift(
     expected: Float[Array, "Q G M"], slopes: Float[Array, "M 2"]
 ) -> Float[Array, "Q G M"]:
-    """Computes the shift k_s0 + k_s1 V_s of the baseline of each segment s.
+    """Computes the shift k_s0 + k_s1 V_s that moves each segment's baseline towards the optimum.
 
     Gradients through the shift are stopped.
 

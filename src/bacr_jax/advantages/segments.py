@@ -1,4 +1,8 @@
-"""Credit assignment, from residuals at the cuts to advantages per segment, answer and token."""
+"""Assigns credit: computes advantages per segment, answer and token from residuals at the cuts.
+
+A cut is a truncation point of the thinking, at which an answer is graded. A segment is the thinking
+between two cuts. A residual is the reward at a cut minus its baseline.
+"""
 
 from typing import Literal
 
@@ -15,12 +19,12 @@ CreditMode = Literal["to_go", "trajectory", "segment", "answer_literal"]
 
 
 def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Array, "*batch M"]:
-    """Computes the weighted sum of x over the current cut and all later cuts.
+    """Computes the weighted sum of x over the current truncation point (cut) and all later cuts.
 
         G_s = sum_{j >= s} w_j x_j
 
-    For x = R, G_s is the return of a token in segment s: the part of sum_j w_j R_j that the token
-    can still influence.
+    For the rewards x = R, G_s is the return of a token in thinking segment s, which ends at cut s:
+    the part of sum_j w_j R_j that the token can still influence.
     """
     chex.assert_axis_dimension(x, -1, weights.shape[0])
     from_last = jnp.flip(weights * x, axis=-1)
@@ -31,7 +35,7 @@ def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Arra
 def thinking_credit(
     residual: Float[Array, "Q G M"], weights: Float[Array, "M"], *, mode: CreditMode
 ) -> Float[Array, "Q G M"]:
-    """Computes the advantage of each thinking segment from the residuals at the cuts.
+    """Computes the advantage of each thinking segment from the residuals at the truncation points.
 
         to_go, answer_literal:  sum_{j >= s} w_j A_j
         trajectory:             sum_j w_j A_j, the same for all segments of a trace
@@ -43,7 +47,9 @@ def thinking_credit(
     earlier cuts. "segment" is biased, because it ignores the effect of a segment on later answers.
 
     Args:
-      residual: A_j = R_j - V_j (`bcae_advantage`).
+      residual: A_j = R_j - V_j at each truncation point j (`bcae_advantage`).
+      weights: weight w_j of each truncation point.
+      mode: selects the formula, see above.
 
     Raises:
       ValueError: If the mode is unknown.
@@ -69,7 +75,7 @@ def answer_credit(
     coefficient: Scalar,
     mode: CreditMode,
 ) -> Float[Array, "Q G M"]:
-    """Computes the advantage of the answer tokens at each cut.
+    """Computes the advantage of the answer tokens at each truncation point (cut).
 
         to_go, segment:  u_j (r_j - p_j), u from `rewards.outcome_coefficients`
         answer_literal:  w_j (R_j - V_j)
@@ -89,6 +95,7 @@ def answer_credit(
         other traces.
       weights: weight w of each cut.
       coefficient: lambda of Eq. 7.
+      mode: selects the formula, see above.
 
     Returns:
       One advantage per cut. Use `sum_reused` to add up the advantages of cuts that share an answer.
@@ -108,16 +115,16 @@ def answer_credit(
 def segment_index(
     positions: Int[Array, "*batch T"], cuts: Int[Array, "*batch M"]
 ) -> Int[Array, "*batch T"]:
-    """Returns the segment of each thinking token: the index of the first cut that includes it.
+    """Returns the index of the segment that contains each thinking token.
 
         s(t) = min { j : c_j >= t },  t counted from 1
 
-    Tokens 1 to c_1 are in segment 0. If several cuts are equal, their tokens belong to the first of
-    these cuts.
+    c_j is truncation point (cut) j, the end of segment j. Segment 0 starts at token 1. If several
+    cuts are equal, their tokens belong to the first of these cuts.
 
     Args:
       positions: token positions, where the first thinking token has position 1.
-      cuts: cuts in tokens, nondecreasing along the last axis.
+      cuts: number of thinking tokens before each cut, nondecreasing along the last axis.
 
     Returns:
       Indices in [0, M]. Tokens after the last cut have index M.
@@ -131,9 +138,11 @@ def scatter_segments(
 ) -> Float[Array, "B T"]:
     """Expands advantages per segment to advantages per thinking token.
 
+    A segment is the thinking between two truncation points (cuts).
+
     Args:
       advantages: advantage of each segment.
-      cuts: cuts in tokens, nondecreasing along the last axis.
+      cuts: number of thinking tokens before each cut, nondecreasing along the last axis.
       num_tokens: T. Entry t of the result belongs to thinking token t + 1.
 
     Returns:
@@ -144,7 +153,7 @@ def scatter_segments(
     chex.assert_equal_shape([advantages, cuts])
     num_traces = cuts.shape[0]
     positions = jnp.broadcast_to(jnp.arange(1, num_tokens + 1), (num_traces, num_tokens))
-    # Adds a segment with advantage 0 for the tokens after the last cut.
+    # Add a segment with advantage 0, because tokens after the last cut have index M.
     padded = jnp.pad(advantages, ((0, 0), (0, 1)))
     segments = segment_index(positions, cuts)
     return jnp.take_along_axis(padded, segments, axis=1)
@@ -153,12 +162,13 @@ def scatter_segments(
 def sum_reused(
     advantages: Float[Array, "*batch M"], source: Int[Array, "*batch M"]
 ) -> Float[Array, "*batch M"]:
-    """Sums the advantages of cuts that share an answer.
+    """Sums the advantages of truncation points (cuts) that share an answer.
 
-    The answer generated for cut i is scored at every cut j with source_j = i, so its gradient is
-    the sum of the gradients at these cuts.
+    The answer generated at cut i is graded at every cut j with source_j = i, so its gradient is the
+    sum of the gradients at these cuts.
 
     Args:
+      advantages: advantage of the answer at each cut.
       source: for each cut, the index of the cut whose answer it uses (`rewards.distinct_cuts`).
 
     Returns:

@@ -1,7 +1,7 @@
-"""Baselines built on a value function V(q, b): V itself, leave-one-out, and shrinkage.
+"""Computes baselines from a value function V(q, b): V, leave-one-out residuals, and shrinkage.
 
-All of them leave the policy gradient unbiased, because the baseline of a trace never includes the
-reward of that trace.
+All of these baselines leave the policy gradient unbiased, because the baseline of a trace never
+includes the reward of that trace.
 """
 
 import chex
@@ -17,7 +17,7 @@ from bacr_jax.types import Scalar
 def bcae_advantage(
     rewards: Float[Array, "Q G M"], values: Float[Array, "Q G M"]
 ) -> Float[Array, "Q G M"]:
-    """Computes the budget-conditioned advantage (paper Eq. 10).
+    """Computes the budget-conditioned advantage at each truncation point (paper Eq. 10).
 
         A = R(q, t, b_j) - V_psi(q, b, b_j)
 
@@ -46,6 +46,7 @@ def correctness_from_value(
     Eq. 7 is linear in the outcomes, so `rewards.dense_reward` of p is V again.
 
     Args:
+      values: V_j at each truncation point j.
       coefficient: lambda of Eq. 7.
 
     Returns:

@@ -31,7 +31,7 @@ def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
     if assign == "stratified":
         jitter_key, order_key = jax.random.split(key)
         jitter = jax.random.uniform(jitter_key, shape)
-        # The strata are shuffled, because otherwise rollout 0 would always get the smallest budget.
+        # Shuffle the strata, because otherwise rollout 0 would always get the smallest budget.
         stratum = jnp.argsort(jax.random.uniform(order_key, shape), axis=-1)
         below_one = 1.0 - jnp.finfo(jnp.float32).epsneg
         return jnp.minimum((stratum + jitter) / rollouts, below_one)
@@ -118,8 +118,8 @@ def choice_budgets(
 ) -> Int[Array, "Q G"]:
     """Samples budgets uniformly from a list, the discrete prior of AnytimeReasoner.
 
-    Sampling from a range rarely produces budgets near its ends. With a list, the policy only trains
-    at the budgets that users will choose.
+    Sampling from a range rarely produces budgets near the ends of the range. With a list, the
+    policy only trains at the budgets that users will choose.
 
     Args:
       choices: budgets in tokens, sorted in ascending order, so that "stratified" covers small and

@@ -20,10 +20,10 @@ _PRIOR_COUNT = 2.0
 
 @pytree
 class CurriculumState:
-    """State of the schedule for K difficulty groups.
+    """The state of the schedule for K difficulty groups of questions.
 
     Attributes:
-      mu0: budget location in tokens before the first update, mu_k(0) in Eq. 5.
+      mu0: location of the budget distribution in tokens before the first update, mu_k(0) in Eq. 5.
       pass_rate: pass rates rho_k in Eq. 5 and 6. Only `update_pass_rates` changes them.
       ema_rate: exponential moving average of the pass rate, updated with every batch.
       measured: True once the group has had a rollout. Until then, its rates are 1/2.
@@ -60,7 +60,7 @@ def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> Curri
             f"mu0: found {locations.shape[0]} values for {num_groups} difficulty "
             "groups; write one number, or one per group"
         )
-    # The values of a tracer are not available.
+    # Skip the check under a JAX transformation, because the values of a tracer are not available.
     if not traced and not (locations > 0.0).all():
         raise ValueError(f"mu0: found {mu0}; write positive numbers of tokens")
 

@@ -1,4 +1,4 @@
-"""Quantile function of the truncated normal distribution, accurate in float32 for any location.
+"""Computes quantiles of the truncated normal distribution, accurately in float32.
 
 The textbook inverse CDF subtracts two normal CDFs. In float32, both are equal if the interval is
 five or six standard deviations away from the mode. This happens as soon as a schedule moves the
@@ -155,7 +155,7 @@ def _quantile_around_mode(u: Array, start: Array, end: Array) -> Array:
 
 
 def _fraction_of_narrow(u: Array, start: Array, end: Array, width: Array) -> Array:
-    """Computes the relative position of quantiles in a narrow interval, in [0, 1].
+    """Computes quantiles of a narrow interval, as positions relative to its width, in [0, 1].
 
     The density is approximated as exponential within the interval, or as uniform if its rate is 0.
     """

@@ -1,6 +1,6 @@
-"""The learner's batch: the tokens of a rollout, and an advantage for each sampled token.
+"""Defines the learner's batch: the tokens of a rollout, with an advantage for each sampled token.
 
-`training/stages.py` builds a batch with `make_batch`. `updates` splits it into micro-batches.
+`training/stages.py` builds a batch with `make_batch`, and `updates` splits it into micro-batches.
 """
 
 import dataclasses
@@ -17,31 +17,35 @@ from bacr_jax.types import Branches, Prompts, Trunks, pytree
 
 @pytree
 class Batch:
-    """Rows of trunks (prompt and thinking) and their branches (answers).
+    """A batch of B traces (rows), with their advantages.
 
-    All masks are computed from lengths.
+    A row consists of a trunk, which is a prompt with its thinking, and of M branches, which are
+    answers that continue the thinking from a truncation point (cut). All masks are computed from
+    lengths.
 
     Attributes:
       trunk: prompt and thinking tokens, right-padded.
       prompt_lengths: number of prompt tokens. Rows with 0 prompt tokens are padding.
       question_start, question_end: range of the question's tokens within the prompt.
       sampled: number of sampled thinking tokens, including the closing tag.
-      budgets: budgets that the policy was conditioned on. Negative if a row has no budget.
+      budgets: budget in tokens that the policy received as input. Negative if a row has no budget.
       cuts: number of thinking tokens before each cut (b_j).
-      branches: suffix and answer tokens at each cut.
-      context: number of trunk tokens that each branch attends to.
+      branches: forced suffix and answer tokens at each cut.
+      context: number of prompt and thinking tokens that each branch attends to.
       forced: number of forced suffix tokens of each branch, which are excluded from the loss.
       answered: number of sampled answer tokens. 0 if the branch shares the answer of another cut.
       thinking_advantages: advantage of each sampled thinking token.
       answer_advantages: advantage of each answer.
       returns: return R at each cut, the target of the value head.
       thinking_logprobs, answer_logprobs: log-probabilities in nats, computed by the sampler.
-      packing: index m A + a of each branch token that the learner computes, padded with -1
-        (`qwen2.forward_tree`). None computes all M A positions.
-      real_tokens: the tokens that the learner computes. None computes every position.
-      scored: index of each sampled token, only used with `real_tokens`. An index is the row times T
-        + M A, plus the position in the row, where thinking precedes answers. Unused entries have
-        arbitrary values.
+      packing: for each row, the indices m A + a of the tokens a of branches m that are not padding,
+        followed by -1 (`qwen2.forward_tree`). The learner only computes these tokens. None computes
+        all M A positions.
+      real_tokens: indices of all tokens that are not padding. The learner only computes these
+        tokens. None computes every position.
+      scored: flat index of each sampled token in an array [B, T + M A'], in which the T thinking
+        tokens of a row precede the A' tokens of each answer. Unused entries have arbitrary values.
+        Only used with `real_tokens`.
     """
 
     trunk: Int[Array, "B S"]
@@ -66,7 +70,7 @@ class Batch:
 
     @property
     def real(self) -> Bool[Array, "B"]:
-        """Returns True for rows with a prompt. All other rows are padding."""
+        """Returns True for rows (traces) with a prompt. All other rows are padding."""
         return jnp.asarray(self.prompt_lengths) > 0
 
     @property
@@ -77,7 +81,10 @@ class Batch:
 
     @property
     def branch_lengths(self) -> Int[Array, "B M"] | Int[np.ndarray, "B M"]:
-        """Returns the number of tokens of each branch. 0 for branches without sampled tokens."""
+        """Returns the number of tokens of each answer (branch), including its forced suffix.
+
+        The number is 0 for answers without sampled tokens.
+        """
         return (self.forced + self.answered) * (self.answered > 0)
 
     @property
@@ -107,14 +114,17 @@ def make_batch(
     """Builds a batch from a rollout and its advantages. Arrays may be on the host or on a device.
 
     Args:
+      prompts: prompts of the B traces, with the position of the question.
+      trunks: prompts with their sampled thinking.
+      branches: answers sampled at M truncation points (cuts) of each trace.
       cuts: [B, M] number of thinking tokens before each cut (b_j).
       thinking_advantages: [B, T] advantage of each sampled thinking token.
       answer_advantages: [B, M] advantage of each answer, summed over the cuts that share the
         answer.
       returns: [B, M] return R at each cut.
-      policy_budgets: [B] budgets that the policy was conditioned on (`RolloutRequest.budgets`), or
-        NO_BUDGET. The default is the thinking limits of the trunks. Required if the budgets differ
-        from these limits.
+      policy_budgets: [B] budgets in tokens that the policy received as input, or NO_BUDGET
+        (`RolloutRequest.budgets`). None for the thinking limits `trunks.budgets`. Required if the
+        budgets differ from these limits.
     """
     num_cuts = cuts.shape[1]
     is_source = np.asarray(branches.source) == np.arange(num_cuts)
@@ -147,10 +157,10 @@ def empty_batch(
     """Returns a batch without tokens, used to compile programs for later batches.
 
     Args:
-      rows: number of rows.
+      rows: number of traces.
       prompt: maximum number of prompt tokens.
       thinking: maximum number of thinking tokens.
-      cuts: number of cuts per row.
+      cuts: number of truncation points per trace.
       suffix: maximum number of forced tokens before an answer.
       answer: maximum number of sampled tokens per answer.
     """
@@ -169,7 +179,7 @@ def empty_batch(
 
 
 def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
-    """Selects rows of a batch on the host, and pads the result with empty rows.
+    """Selects rows (traces) of a batch on the host, and pads the result with empty rows.
 
     Args:
       index: indices of the selected rows.
@@ -186,10 +196,10 @@ def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
 
 
 def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
-    """Truncates the padding of a batch. The new widths must fit the longest row.
+    """Removes unneeded padding from a batch. The new widths must fit the longest trace.
 
     Args:
-      trunk: new width of the trunks, in tokens.
+      trunk: new width of prompt and thinking together, in tokens.
       thinking: new width of the advantages and log-probabilities of thinking tokens.
     """
     return dataclasses.replace(
@@ -201,7 +211,11 @@ def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:
-    """Excludes all rows from the loss where `keep` is False, by removing their sampled tokens."""
+    """Excludes traces from the loss, by setting their numbers of sampled tokens to 0.
+
+    Args:
+      keep: False for traces to exclude.
+    """
     if keep.all():
         return batch
     sampled: Any = np.where(keep, batch.sampled, 0)

@@ -1,10 +1,10 @@
-"""Data-parallel copies of the policy, which accumulate their gradients separately.
+"""Accumulates the gradients of data-parallel copies of the policy separately.
 
 The copies (`mesh.data`) are on different machines, which are connected by slow links. By default,
 XLA would all-reduce the gradient of every layer over all devices in every micro-batch, in the
-compute dtype. In this module, gradients have a leading axis that is sharded over the copies. Each
-copy accumulates the gradients of its micro-batches in fp32, and there is only one all-reduce per
-update.
+compute dtype. This module adds a leading axis to the gradients, which is sharded over the copies.
+Each copy accumulates the gradients of its micro-batches in fp32, so an update needs only one
+all-reduce. `train_step` calls this module.
 """
 
 import dataclasses
@@ -19,12 +19,15 @@ from bacr_jax.parallel import constrain, constrain_rows, row_shards, shardings
 
 
 def num_copies(spec: LearnerSpec) -> int:
-    """Returns the number of copies that accumulate gradients separately."""
+    """Returns the number of copies of the policy that accumulate gradients separately."""
     return row_shards(spec.mesh, over=("data",))
 
 
 def split(rows: Any, spec: LearnerSpec) -> Any:
-    """Splits the leading axis B into [copies, B / copies]. Every row stays on its device."""
+    """Splits the leading axis B (traces) into [copies, B / copies].
+
+    Every trace stays on its device.
+    """
     copies = num_copies(spec)
 
     def split_leaf(x: Array) -> Array:
@@ -39,7 +42,13 @@ def split(rows: Any, spec: LearnerSpec) -> Any:
 
 
 def gradient_shardings(grads: Any, spec: LearnerSpec) -> Any:
-    """Returns the shardings of `train_step.Gradients`. Each copy is sharded like the parameters."""
+    """Returns the shardings of gradients with a leading axis for the copies.
+
+    The gradients of each copy are sharded like the parameters.
+
+    Args:
+      grads: instance of `train_step.Gradients`.
+    """
     mesh = spec.mesh
     assert mesh is not None
     layout = shardings(grads, mesh)
@@ -59,7 +68,7 @@ def gradient_shardings(grads: Any, spec: LearnerSpec) -> Any:
 
 
 def laid_out(grads: Any, spec: LearnerSpec) -> Any:
-    """Constrains gradients to their shardings, inside jit."""
+    """Constrains gradients to the shardings of `gradient_shardings`, inside jit."""
     if spec.mesh is None or spec.mesh.size == 1:
         return grads
     return jax.lax.with_sharding_constraint(grads, gradient_shardings(grads, spec))

@@ -1,10 +1,11 @@
 """Splits a batch into micro-batches with similar numbers of tokens and a few different shapes.
 
+A row is one trace: a trunk (prompt and thinking) and its branches (answers at truncation points).
 The lengths of rows differ by an order of magnitude. Each micro-batch therefore contains rows of
 similar length, as many as fit into the maximum number of tokens. The possible widths of trunks are
 spaced logarithmically, from an eighth of the longest trunk to the longest trunk. Rows that use at
 most a quarter of their branch positions are grouped as well, and their branches are packed without
-padding in between (`Batch.packing`). This limits both the number of compiled programs and the
+padding between them (`Batch.packing`). This limits both the number of compiled programs and the
 amount of padding. `updates` calls this module on the host.
 """
 
@@ -17,29 +18,29 @@ import numpy as np
 
 from bacr_jax.learner.batch import Batch, filled_rows, narrowed
 
-# Smallest width of trunks, as a fraction of the longest trunk.
+# Smallest width of trunks (prompt and thinking), as a fraction of the longest trunk.
 _NARROWEST = 1 / 8
-# Number of positions for packed branches, as a fraction of all branch positions of a row.
+# Number of positions for packed branches (answers), as a fraction of all branch positions of a row.
 _PACKED = 1 / 4
 # Long trunks have widths that are multiples of this number, which suits matrix units.
 _ALIGNMENT = 64
 # Minimum number of tokens in the longest trunk for which widths are rounded up to a multiple of
 # `_ALIGNMENT`.
 _WIDE = 1024
-# The planner sorts rows by length, splits them into this number of windows, and sorts each window
-# by the length of the branches. It tries all of these numbers and uses the best plan.
+# Numbers of windows to try. The planner sorts rows by length, splits them into windows, and sorts
+# each window by the length of the branches. It uses the number of windows with the best plan.
 _WINDOWS = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Possible shapes of the micro-batches of a run.
+    """The possible shapes of the micro-batches of a run.
 
     Attributes:
-      tokens: maximum number of trunk and branch positions per micro-batch, padding included.
-      buckets: number of trunk widths.
-      multiple: the number of rows is a multiple of this number, which is the number of row shards
-        of the mesh.
+      tokens: maximum number of token positions per micro-batch, including padding.
+      buckets: number of different widths of trunks (prompt and thinking).
+      multiple: divisor of the number of rows (traces), which is the number of shards into which the
+        mesh divides rows.
     """
 
     tokens: int
@@ -47,7 +48,7 @@ class Shapes:
     multiple: int = 1
 
     def widths(self, longest: int) -> list[int]:
-        """Returns the possible trunk widths in ascending order. The last one is `longest`."""
+        """Returns the possible widths of prompt and thinking, ascending. The last is `longest`."""
         align = _ALIGNMENT if longest >= _WIDE else 1
         num_intervals = max(self.buckets - 1, 1)
         ratio = _NARROWEST ** (1 / num_intervals)
@@ -60,25 +61,34 @@ class Shapes:
         return sorted(widths)
 
     def branch_widths(self, positions: int) -> list[int]:
-        """Returns the possible numbers of branch positions per row: packed and unpacked."""
+        """Returns the possible numbers of answer positions per trace: packed and unpacked.
+
+        Args:
+          positions: number of answer (branch) positions without packing.
+        """
         packed = math.ceil(positions * _PACKED)
         return sorted({packed, positions})
 
     def rows(self, width: int, branch_positions: int) -> int:
-        """Returns the number of rows per micro-batch, which is at least one row per row shard."""
+        """Returns the number of traces (rows) per micro-batch, at least one per row shard.
+
+        Args:
+          width: number of positions of prompt and thinking per trace.
+          branch_positions: number of answer positions per trace.
+        """
         fit = self.tokens // (width + branch_positions)
         return max(fit // self.multiple, 1) * self.multiple
 
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchPlan:
-    """Plan of one micro-batch.
+    """The shape of a micro-batch, and the traces that it contains.
 
     Attributes:
-      width: number of trunk positions per row.
-      branches: number of branch positions per row.
-      rows: number of rows, including padding.
-      index: indices of the rows in the batch.
+      width: number of positions of prompt and thinking per trace.
+      branches: number of answer positions per trace.
+      rows: number of traces, including empty padding.
+      index: indices of the traces in the batch.
     """
 
     width: int
@@ -93,12 +103,12 @@ class MicroBatchPlan:
 
 
 def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
-    """Returns the indices m A + a of each row's branch tokens, in order and padded with -1.
+    """Returns the indices m A + a of the tokens a of each trace's answers m, padded with -1.
 
     Args:
-      lengths: [rows, cuts] number of tokens of each branch.
-      longest: number of positions per branch (A).
-      positions: number of entries per row in the result.
+      lengths: [traces, answers] number of tokens of each answer, including its forced suffix.
+      longest: number of positions per answer (A).
+      positions: number of entries per trace in the result.
     """
     is_token = np.arange(longest) < lengths[:, :, None]
     is_token = is_token.reshape(len(lengths), -1)
@@ -109,7 +119,7 @@ def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
 
 
 def padded_rows(batch: Batch, part: MicroBatchPlan) -> Batch:
-    """Builds a micro-batch from its plan and pads it with empty rows."""
+    """Builds a micro-batch from its plan and pads it with empty traces."""
     narrow_batch = narrowed(batch, part.width, part.width)
     rows = filled_rows(narrow_batch, part.index, part.rows)
     _, cuts, longest = batch.branches.shape
@@ -128,12 +138,15 @@ def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
 def _plan_in_order(
     order: np.ndarray, trunks: np.ndarray, branches: np.ndarray, shapes: Shapes
 ) -> list[MicroBatchPlan]:
-    """Plans micro-batches greedily. The first remaining row determines the shape of the next one.
+    """Plans micro-batches greedily in a given order of the rows (traces).
+
+    The first row that is not assigned yet determines the shape of the next micro-batch.
 
     Args:
       order: indices of the rows, in the order in which they are assigned.
-      trunks: padded trunk width of each row of the batch.
-      branches: padded number of branch positions of each row of the batch.
+      trunks: padded width of prompt and thinking of each row of the batch.
+      branches: padded number of answer positions of each row of the batch.
+      shapes: possible shapes of the micro-batches.
     """
     parts = []
     remaining = order
@@ -151,10 +164,10 @@ def _plan_in_order(
 def planned_parts(batch: Batch, shapes: Shapes) -> list[MicroBatchPlan]:
     """Plans the micro-batches of a batch.
 
-    Rows are sorted by length in descending order, so that the last micro-batch, which may be
-    incomplete, is the cheapest. The sorted rows are split into windows, and each window is sorted
-    by the number of branch positions. Several numbers of windows are tried, and the plan with the
-    fewest positions is used.
+    Rows (traces) are sorted by length in descending order, so that the last micro-batch, which may
+    be incomplete, is the cheapest. The sorted rows are split into windows, and each window is
+    sorted by the number of answer positions. Several numbers of windows are tried, and the plan
+    with the fewest token positions is used.
 
     Returns:
       The plans, in ascending order of their widths.

@@ -1,7 +1,8 @@
-"""The training objective: one forward pass over trunks and branches, then paper Eq. 12, 15 and 16.
+"""Computes the training objective (paper Eq. 12, 15 and 16).
 
-A trunk is a prompt with its thinking, and a branch is an answer at a cut of the thinking.
-`train_step` differentiates `objective`. This module does not contain an optimizer.
+A single forward pass processes all trunks and branches. A trunk is a prompt with its thinking, and
+a branch is an answer that continues the thinking from a truncation point (cut). `train_step`
+differentiates `objective`. This module does not contain an optimizer.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ Metrics = dict[str, Float[Array, ""]]
 
 @pytree
 class TokenScores:
-    """Log-probabilities and entropies of the sampled tokens under a policy.
+    """The log-probabilities and entropies of the sampled tokens of a batch under a policy.
 
     Attributes:
       thinking, answers: log-probability of each token, in nats.
-      thinking_entropy, answers_entropy: entropy of the distribution that each token was sampled
-        from, in nats.
-      question: pooled hidden states of the question h_q, fp32.
+      thinking_entropy, answers_entropy: entropy of the policy's distribution at each token, in
+        nats.
+      question: pooled hidden state h_q of each question, fp32, an input of the value head.
     """
 
     thinking: Float[Array, "B T"]
@@ -42,13 +43,14 @@ class TokenScores:
 
 @pytree
 class Minibatch:
-    """A batch of rows, and the scores of their tokens under other policies.
+    """A batch of traces, and the log-probabilities of their tokens under earlier policies.
 
     Attributes:
-      batch: the rows.
-      old: scores under the policy that sampled the rows. None in the first update, where the ratio
-        is exactly 1, and if the sampler's log-probabilities are used (loss.old_logprobs).
-      reference: scores under the reference policy. Required for a KL penalty.
+      batch: the traces.
+      old: scores under the policy that sampled the traces. None in the first update, where the
+        importance ratio is exactly 1, and if the sampler's log-probabilities are used
+        (loss.old_logprobs).
+      reference: scores under the reference policy, for a KL penalty. None without a KL penalty.
     """
 
     batch: Batch
@@ -58,15 +60,15 @@ class Minibatch:
 
 @pytree
 class LossNormalizers:
-    """Denominators of the losses, computed on the full batch.
+    """The denominators of the losses, computed on the full batch.
 
-    They make the loss independent of how the batch is split into micro-batches.
+    With these denominators, the loss does not depend on how the batch is split into micro-batches.
 
     Attributes:
       tokens: denominator of the token losses, which depends on `loss.aggregate`. 1 if the batch has
         no sampled tokens.
       count: number of sampled tokens, at least 1. Used for metrics that are means over tokens.
-      rows: number of rows times number of cuts, the denominator of the value loss.
+      rows: number of traces times number of truncation points, the denominator of the value loss.
       has_tokens: True if any token contributes to the policy loss.
     """
 
@@ -86,8 +88,8 @@ def chunked_logprobs(
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probabilities and entropies in chunks, to limit the memory for logits.
 
-    Each chunk has `spec.chunk` tokens per device. It contains a few tokens of every row, so that
-    rows stay on their devices. Chunks are recomputed in the backward pass.
+    Each chunk has `spec.chunk` tokens per device. It contains a few tokens of each of the B traces,
+    so that traces stay on their devices. Chunks are recomputed in the backward pass.
 
     Args:
       states: final hidden states that predict the targets.
@@ -104,11 +106,11 @@ def chunked_logprobs(
     def gather(head: Array) -> Array:
         return constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
 
-    # Cast and gather the head once instead of once per chunk. If it is cast, the forward pass does
-    # not read the fp32 master weights.
+    # Cast and gather the output matrix once instead of once per chunk. If the matrix is cast, the
+    # forward pass does not read the fp32 master weights.
     copy = None
     if states.dtype != jnp.float32:
-        # Shard the cast head before the gather, so that devices exchange the narrower dtype.
+        # Shard the cast matrix before the gather, so that devices exchange the narrower dtype.
         cast = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
         copy = gather(constrain(cast, spec.mesh)["lm_head"])
     lm_head = gather(lm_head)
@@ -130,9 +132,13 @@ def _answer_targets(
 ) -> tuple[Float[Array, "B F D"], Int[Array, "B F"], Callable[[Array], Array]]:
     """Returns the hidden states that predict answer tokens, their target tokens, and `unpack`.
 
-    The state at position suffix - 1 + t of a branch predicts its answer token t. If branches are
-    packed, all positions are scored. The function `unpack` then selects the scores of the answer
-    tokens, with shape [B, M A].
+    A branch is an answer after its forced suffix. The state at position suffix - 1 + t of a branch
+    predicts its answer token t. If branches are packed without padding (`Batch.packing`), all
+    positions are scored. The function `unpack` maps the scores to the answer tokens, with shape
+    [B, M A].
+
+    Args:
+      branch: final hidden states of the branches, unpacked or packed.
     """
     b, m, a = batch.answer_logprobs.shape
     within = batch.forced[..., None] + jnp.arange(a)
@@ -156,9 +162,15 @@ def score_tokens(
 ) -> TokenScores:
     """Computes log-probabilities and entropies of all sampled tokens in one forward pass.
 
-    The state at position prompt_length - 1 + t of a trunk predicts thinking token t. The state at
-    position suffix - 1 + t of a branch predicts answer token t (`_answer_targets`). Forced tokens
-    are used as inputs, but are not scored.
+    The state at position prompt_length - 1 + t of a trunk (prompt and thinking) predicts thinking
+    token t. The state at position suffix - 1 + t of a branch (forced suffix and answer) predicts
+    answer token t (`_answer_targets`). Forced tokens are used as inputs, but are not scored.
+
+    Args:
+      params: all parameters of the policy.
+      batch: the traces.
+      allowed_tokens: True for ids that can be sampled.
+      spec: static settings of the learner.
     """
     positions = jnp.arange(batch.trunk.shape[1])
     response = positions >= batch.prompt_lengths[:, None]
@@ -214,10 +226,12 @@ def _score_listed_tokens(
     allowed_tokens: Bool[Array, "V"],
     spec: LearnerSpec,
 ) -> TokenScores:
-    """Scores the sampled tokens of a batch that has `real_tokens`. Unsampled positions are 0.
+    """Scores the sampled tokens of a batch without padding (`Batch.real_tokens`).
+
+    Scores of positions without a sampled token are 0.
 
     Args:
-      states: final hidden states of the real tokens.
+      states: final hidden states of all tokens that are not padding.
     """
     real = batch.real_tokens
     scored = batch.scored
@@ -226,7 +240,8 @@ def _score_listed_tokens(
     _, m, width = batch.branches.shape
     t = batch.thinking_mask.shape[1]
     a = batch.answer_mask.shape[2]
-    # Index of each potentially sampled token in the concatenated positions of trunk and branches.
+    # Index of each potentially sampled token in the concatenated positions of prompt, thinking and
+    # answers.
     thinking_index = batch.prompt_lengths[:, None] + jnp.arange(t)
     thinking_index = jnp.minimum(thinking_index, s - 1)
     within = batch.forced[..., None] + jnp.arange(a)
@@ -264,7 +279,7 @@ def _score_listed_tokens(
 
 
 def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
-    """Computes the denominators of the losses from all rows of an update."""
+    """Computes the denominators of the losses from all traces of an update."""
     mask = joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     has_tokens = mask.any()
@@ -286,8 +301,8 @@ def importance_ratio(
       scores: scores under the current policy.
       before: scores under the policy that sampled the tokens.
       kind: "token" computes the ratio of each token. "sequence" computes the ratio of all sampled
-        tokens of a row, including answers, as in pi(t | q, b) of the equation. "gspo" computes the
-        geometric mean of the token ratios, separately over a row's thinking and over each answer.
+        tokens of a trace, including answers, as in pi(t | q, b) of the equation. "gspo" computes
+        the geometric mean of the token ratios, separately over the thinking and over each answer.
     """
     new = joined(scores.thinking, scores.answers)
     old = joined(before.thinking, before.answers)
@@ -312,8 +327,13 @@ def _cap_ratio(
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Clips the importance ratio to `loss.importance_cap` if loss.old_logprobs=sampler.
 
+    Args:
+      ratio: importance ratio of each sampled token.
+      settings: settings of the loss.
+
     Returns:
-      The clipped ratio, and True for tokens whose ratio exceeds the cap.
+      The clipped ratio, and True for tokens whose ratio exceeds the cap. The ratio is unchanged if
+      loss.old_logprobs is not "sampler" or the cap is None.
     """
     is_capped = jnp.zeros(ratio.shape, bool)
     cap = settings.importance_cap
@@ -332,18 +352,20 @@ def policy_terms(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Computes the clipped policy loss (paper Eq. 15), and metrics of the ratio and the mismatch.
+    """Computes the clipped policy loss (paper Eq. 15) and its metrics.
 
-    The mismatch metrics compare the log-probabilities of sampler and learner.
+    Some metrics describe the importance ratio. Others describe the mismatch between the
+    log-probabilities computed by the sampler and by the learner.
 
     With loss.old_logprobs=sampler, the importance ratio uses the sampler's log-probabilities and is
     clipped to the importance cap. A token above the cap has no gradient, for advantages of either
-    sign. In this case, the mismatch is measured against the current policy.
+    sign. In this case, the mismatch is measured between the sampler and the current policy.
 
     Args:
       scores: scores under the current policy.
       before: scores under the policy that sampled the batch, computed by the learner or the
         sampler.
+      normalizers: denominators of the losses, computed on the full batch.
     """
     settings = spec.loss
     uses_sampler = settings.old_logprobs == "sampler"
@@ -395,12 +417,14 @@ def head_features(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B M F"]:
-    """Computes the input features of the value head. `value.stop_gradient` stops their gradients.
+    """Computes the input features of the value head at each truncation point (cut).
+
+    If the setting `value.stop_gradient` is true, gradients through the features are stopped.
 
     Args:
       policy: all parameters of the policy.
-      question: pooled hidden states of the question h_q.
-      budgets: budget of each row. Negative for rows without a budget.
+      question: pooled hidden state h_q of each question.
+      budgets: budget of each trace in tokens. Negative for traces without a budget.
       cuts: number of thinking tokens before each cut (b_j).
     """
     assert spec.value is not None
@@ -428,9 +452,14 @@ def value_terms(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Computes the value loss (paper Eq. 12) and its metrics.
+    """Computes the loss of the value head (paper Eq. 12) and its metrics.
 
-    Without a value head, the loss is 0 and the metrics are empty.
+    Args:
+      policy: all parameters of the policy.
+      value_head: parameters of the value head. If None, the loss is 0 and the metrics are empty.
+      question: pooled hidden state h_q of each question.
+      batch: the traces, with the returns that the value head predicts.
+      normalizers: denominators of the losses, computed on the full batch.
     """
     if value_head is None:
         return jnp.float32(0.0), {}
@@ -454,13 +483,15 @@ def objective(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Computes L = L_pi + c_v L_V - c_h H (paper Eq. 16) on a part of a batch.
+    """Computes the loss L = L_pi + c_v L_V - c_h H (paper Eq. 16) on a part of a batch.
 
-    With a reference policy, a KL penalty is added.
+    L_pi is the policy loss, L_V the value loss and H the entropy. With a reference policy, a KL
+    penalty is added.
 
     Args:
       policy: all parameters of the policy, including frozen ones.
       value_head: parameters of the value head, or None if the method has no value head.
+      minibatch: the part of the batch, with scores under earlier policies.
       normalizers: denominators of the losses, computed on the full batch.
       allowed_tokens: True for ids that can be sampled.
 

@@ -1,6 +1,7 @@
-"""Builds the optimizers: AdamW with a schedule, and a separate learning rate for conditioning.
+"""Builds the optimizers of the policy and of the value head.
 
-`training/run.py` calls `policy_optimizer` and `value_optimizer`.
+The policy uses AdamW with a learning rate schedule, and a separate learning rate for the parameters
+of the budget conditioning. `training/run.py` calls `policy_optimizer` and `value_optimizer`.
 """
 
 from typing import Any
@@ -16,6 +17,10 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Returns the learning rate schedule, as a fraction of the peak learning rate.
 
     The schedule has a linear warm-up, followed by cosine decay, linear decay or a constant rate.
+
+    Args:
+      config: settings of the optimizer.
+      total_steps: number of optimizer updates.
     """
     rise_steps = min(config.warmup_steps, max(total_steps - 1, 0))
     decay_steps = max(total_steps - rise_steps, 1)
@@ -36,7 +41,9 @@ def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.Grad
     """Builds AdamW with the learning rate schedule of the run.
 
     Args:
+      config: settings of the optimizer.
       rate: peak learning rate.
+      total_steps: number of optimizer updates.
     """
     factor = schedule(config, total_steps)
     adamw = optax.adamw(
@@ -55,10 +62,11 @@ def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.Grad
 def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
     """Wraps Adam so that its moments are stored in a narrower dtype. Updates are computed in fp32.
 
-    A moment m <- b m + (1 - b) g does not change if its step (1 - b) |g - m| is less than half the
-    spacing of representable numbers at m. In bfloat16 the spacing is 2^-8 to 2^-7 of m. With b1 =
-    0.9 and b2 = 0.95, a moment stops within a few percent of its target. With b2 = 0.999, the
-    second moment would hardly change.
+    Adam's moments are running means m <- b m + (1 - b) g of the gradients g, or of their squares. A
+    stored moment m does not change if its step (1 - b) |g - m| is less than half the spacing of
+    representable numbers at m. In bfloat16 the spacing is 2^-8 to 2^-7 of m. With b1 = 0.9 and b2 =
+    0.95, a moment stops within a few percent of its target. With b2 = 0.999, the second moment
+    would hardly change.
 
     Args:
       tx: optimizer that contains `optax.scale_by_adam`.
@@ -90,7 +98,7 @@ def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.Gradient
 
 
 def _labels(params: dict) -> dict:
-    """Labels each parameter with its optimizer group in `policy_optimizer`."""
+    """Returns the name of each parameter's optimizer group in `policy_optimizer`."""
     labels = {}
     for name, leaves in params.items():
         label = "conditioning" if name == "budget" else "backbone"
@@ -99,10 +107,10 @@ def _labels(params: dict) -> dict:
 
 
 def _decayed(params: dict) -> dict:
-    """Returns True for matrices, which have weight decay. Norms, biases and gates have none.
+    """Returns True for matrices, the parameters with weight decay.
 
-    The decision is based on parameter names, because norms also have two dimensions when their
-    layers are stacked.
+    Norms, biases and the gates of the budget embedding have no weight decay. The decision is based
+    on parameter names, because norms also have two dimensions when their layers are stacked.
     """
     suffixes = ("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b")
 
@@ -116,11 +124,13 @@ def _decayed(params: dict) -> dict:
 def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """Builds AdamW on fp32 master weights with gradient clipping by global norm.
 
-    The budget embedding phi and the gates have no pretrained values. A fine-tuning learning rate of
-    1e-6 would hardly change them in a few hundred updates. They therefore use
-    `conditioning_learning_rate`, unless `config.single_rate` is set.
+    The budget embedding phi and the gates that scale it in each layer have no pretrained values. A
+    fine-tuning learning rate of 1e-6 would hardly change them in a few hundred updates. Their
+    learning rate is therefore `config.conditioning_learning_rate`, unless `config.single_rate` is
+    set.
 
     Args:
+      config: settings of the optimizer.
       total_steps: number of optimizer updates, for the learning rate schedule.
     """
     conditioning_rate = config.conditioning_learning_rate
@@ -141,6 +151,11 @@ def value_optimizer(
     """Builds Adam for the value head with a separate, constant learning rate.
 
     With `policy.single_rate`, the value head uses the optimizer settings of the policy instead.
+
+    Args:
+      config: settings of the value head.
+      policy: optimizer settings of the policy.
+      total_steps: number of optimizer updates, for the learning rate schedule of the policy.
     """
     if policy.single_rate:
         adam = _adamw(policy, policy.learning_rate, total_steps)

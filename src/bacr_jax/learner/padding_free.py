@@ -1,5 +1,6 @@
 """Builds micro-batches without padding, in which rows can share the computation of their prompt.
 
+A row is one trace: a prompt with its thinking (trunk), and answers at truncation points (branches).
 All micro-batches have the same shape. A micro-batch contains consecutive rows, as many as fit into
 the maximum number of tokens. `updates` calls this module on the host if `train.padding_free` is
 set.
@@ -15,18 +16,18 @@ import numpy as np
 from bacr_jax.learner.batch import Batch, filled_rows, joined
 from bacr_jax.model.real_tokens import RealTokens
 
-# A micro-batch has room for the number of rows that would fit if each used this fraction of the
-# longest possible response. A limit is needed, because attention is also computed for unused rows.
+# The number of rows per micro-batch is chosen as if each row used this fraction of the longest
+# possible response. A limit is needed, because attention is also computed for unused rows.
 _SHORT = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-    """Limits of a micro-batch.
+    """The limits of a micro-batch.
 
     Attributes:
-      tokens: maximum total number of tokens of all rows.
-      shares_prompts: True if the prompt is computed only once for rows with the same prompt. This
+      tokens: maximum total number of tokens of all traces in a micro-batch.
+      shares_prompts: True if the prompt is computed only once for traces with the same prompt. This
         requires that the prompt is not conditioned on the budget.
     """
 
@@ -34,7 +35,11 @@ class Allowance:
     shares_prompts: bool
 
     def rows(self, batch: Batch) -> int:
-        """Returns the number of rows per micro-batch."""
+        """Returns the maximum number of rows (traces) per micro-batch.
+
+        Args:
+          batch: batch from which the micro-batches are built.
+        """
         thinking = batch.thinking_advantages.shape[1]
         branch_positions = math.prod(batch.branches.shape[1:])
         longest = thinking + branch_positions
@@ -44,9 +49,10 @@ class Allowance:
 
 
 def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
-    """Returns the row that computes the prompt of each row.
+    """Returns, for each row (trace), the index of the row that computes its prompt.
 
-    This is the first of consecutive rows with the same prompt.
+    If `shares_prompts` is True, this is the first of consecutive rows with the same prompt.
+    Otherwise, each row computes its own prompt.
     """
     rows = np.arange(batch.trunk.shape[0])
     if not shares_prompts:
@@ -65,7 +71,10 @@ def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
 
 
 def _tokens(batch: Batch) -> np.ndarray:
-    """Returns True for positions [B, S + M A] of trunks and branches that contain a real token."""
+    """Returns True for positions of prompt, thinking and answers that are not padding.
+
+    The shape is [B, S + M A].
+    """
     lengths = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)
     branch_lengths = np.asarray(batch.branch_lengths)
     trunk_width = batch.trunk.shape[1]
@@ -85,7 +94,12 @@ def _flat_indices(flags: np.ndarray, entries: int) -> np.ndarray:
 
 
 def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
-    """Returns the indices of a micro-batch's tokens. The tokens must fit into the allowance."""
+    """Returns the indices of a micro-batch's tokens that are not padding.
+
+    Args:
+      batch: the micro-batch. Its tokens must fit into the allowance.
+      allowance: limits of a micro-batch.
+    """
     owner = _owners(batch, allowance.shares_prompts)
     is_token = _tokens(batch)
     rows, width = is_token.shape
@@ -108,7 +122,7 @@ def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
 
 
 def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
-    """Splits a batch into micro-batches of consecutive rows that fit into the allowance.
+    """Splits a batch into micro-batches of consecutive rows (traces) that fit into the allowance.
 
     Returns:
       The row indices of each micro-batch.
@@ -122,7 +136,7 @@ def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
     used = 0
     for row in range(len(owner)):
         # The first row of a micro-batch always computes its prompt, even if an earlier micro-batch
-        # did.
+        # computed the same prompt.
         is_shared = owner[row] < row and row > first
         needed = tokens[row] - (prompts[row] if is_shared else 0)
         if row > first and (used + needed > allowance.tokens or row - first == max_rows):
@@ -135,16 +149,17 @@ def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
 
 
 def padding_free(batch: Batch, allowance: Allowance) -> Iterator[Batch]:
-    """Yields micro-batches of the same shape that together contain all rows of a batch."""
+    """Yields micro-batches of the same shape that together contain all traces of a batch."""
     rows = allowance.rows(batch)
     for part in planned_rows(batch, allowance):
         yield filled(batch, part, rows, allowance)
 
 
 def filled(batch: Batch, part: np.ndarray, rows: int, allowance: Allowance) -> Batch:
-    """Builds a micro-batch from the given rows of a batch.
+    """Builds a micro-batch from the given rows (traces) of a batch.
 
     Args:
+      batch: the batch.
       part: indices of the rows.
       rows: number of rows of the micro-batch. Unused rows are empty.
     """

@@ -1,6 +1,6 @@
 """Computes the log-probabilities of given responses in one forward pass, without gradients.
 
-It is used by the evaluation, by diagnostics and by the check of vLLM servers.
+The evaluation, diagnostics and the check of vLLM servers call this module.
 """
 
 import dataclasses
@@ -40,12 +40,15 @@ def response_logprobs(
     """Returns log pi(token t | previous tokens, budget) under the sampling distribution.
 
     Args:
+      params: parameters of the policy.
       tokens: prompt and response of each row, right-padded.
       prompt_lengths: number of prompt tokens of each row.
       lengths: number of tokens of each row, including the prompt.
-      budgets: budgets that the policy is conditioned on. Negative for rows without a budget.
+      budgets: budget in tokens that the policy receives as input. Negative for rows without a
+        budget.
       allowed_tokens: True for ids that can be sampled. All other ids have a log-probability of
         about -1e30.
+      spec: static settings of the learner.
       of_scores: function that computes the result from the logits and the token ids. The default
         computes log-probabilities (see `logprobs.of_tokens`).
 
@@ -125,8 +128,9 @@ def in_portions(
     only.
 
     Args:
-      of_rows: function that maps row indices to results.
+      of_rows: function that maps the indices of `size` rows to one result per row.
       rows: indices of all rows.
+      size: number of rows per call.
     """
     results = []
     for start in range(0, len(rows), size):
@@ -143,8 +147,17 @@ def thinking_energies(
 
         1 - 2 p + sum_v p(v)^2,   p the probability of the sampled token
 
-    The score function is the gradient of the log-probability with respect to the logits. The policy
-    is conditioned on `trunks.budgets`. Entries after the thinking are 0.
+    The score function is the gradient of the log-probability of the sampled token with respect to
+    the logits.
+
+    Args:
+      params: parameters of the policy.
+      trunks: prompts with their sampled thinking. The policy receives `trunks.budgets` as input.
+      allowed_tokens: True for ids that can be sampled.
+      spec: static settings of the learner.
+
+    Returns:
+      Squared norm for each thinking token. Entries after the thinking are 0.
     """
     start = np.asarray(trunks.prompt_lengths)
     sampled = np.asarray(trunks.sampled)

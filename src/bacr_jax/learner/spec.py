@@ -1,4 +1,4 @@
-"""Static settings of the learner's compiled functions, and the budget conditioning of the model."""
+"""Defines the static settings of the learner, and builds the budget conditioning of the model."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,18 @@ from bacr_jax.types import Params
 
 @dataclass(frozen=True)
 class LearnerSpec(Compute):
-    """Static settings of the learner. `Compute` contains dtypes, rematerialization and the mesh.
+    """Static settings of the learner's compiled functions.
+
+    The base class `Compute` contains dtypes, rematerialization and the mesh.
 
     Attributes:
       model: sizes of the model.
-      conditioning: how the budget embedding phi is added to the residual stream. None for the plain
-        model.
+      conditioning: how the budget embedding phi is added to the residual stream. None for a model
+        without budget conditioning.
       loss: settings of the loss.
       value: settings of the value head. None if the method has no value head.
-      b_max: largest budget in tokens. It scales the budget codes and is the constant of the loss
-        aggregation.
+      b_max: largest budget in tokens. It scales the input of the budget embedding, and is the
+        constant denominator if the loss is divided by a constant.
       temperature: sampling temperature. Log-probabilities are computed from logits / temperature.
       chunk: number of tokens per chunk of the output head.
     """
@@ -39,9 +41,13 @@ class LearnerSpec(Compute):
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
-    """Returns the budget embedding phi(b) of each row, or None if the policy has no conditioning.
+    """Returns the budget embedding phi(b) of each trace, or None without budget conditioning.
 
-    The embedding is 0 for rows without a budget (b < 0).
+    Args:
+      params: parameters of the policy.
+      budgets: budget of each trace in tokens. The embedding is 0 for negative budgets, which mark
+        traces without a budget.
+      spec: static settings of the learner.
     """
     if spec.conditioning is None:
         return None
@@ -57,10 +63,11 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
 def condition(
     params: Params, budgets: Int[Array, "B"], response: Bool[Array, "B T"], spec: LearnerSpec
 ) -> Conditioned | None:
-    """Builds the budget conditioning for a forward pass, or None for the plain model.
+    """Builds the budget conditioning of a forward pass, or None without budget conditioning.
 
     Args:
-      budgets: budget of each row. Negative for rows without a budget.
+      params: parameters of the policy.
+      budgets: budget of each trace in tokens. Negative for traces without a budget.
       response: True for positions after the prompt. With conditioning.positions=response, only
         these positions are conditioned.
     """

@@ -1,6 +1,7 @@
-"""Supervised next-token training of the plain model, for the warm-up and for rejection sampling.
+"""Trains a model on given texts with next-token prediction, without budget conditioning.
 
-`training/warmup.py` and `training/rejection_sft.py` call this module and set the learning rate.
+`training/warmup.py` (supervised training before reinforcement learning) and
+`training/rejection_sft.py` call this module and set the learning rate.
 """
 
 import functools
@@ -51,14 +52,18 @@ def supervised_loss(
 def rows_right(
     params: Params, tokens: Int[Array, "B T"], judged: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Bool[Array, "B"]:
-    """Returns True for rows in which every judged token is the most likely token.
+    """Returns True for rows (texts) that the model reproduces with greedy predictions.
 
-    Each token is predicted from the correct tokens before it. The logits of all positions are in
-    memory at once, so the vocabulary must be small.
+    In these rows, every token in the mask `judged` is the most likely token, given the correct
+    tokens before it. The logits of all positions are in memory at once, so the vocabulary must be
+    small.
 
     Args:
+      params: parameters of the policy.
+      tokens: token ids of each row.
       judged: True for tokens that must be predicted correctly. The first token of a row is never
-        judged.
+        checked.
+      spec: static settings of the learner.
     """
     rows = tokens.shape[0]
     tokens, judged = _pad_to_mesh((tokens, judged), spec.mesh)
@@ -78,7 +83,11 @@ def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Arr
 def _pad_to_mesh(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
     """Pads rows with zeros to a number that the mesh divides, and shards them over the mesh.
 
-    The added rows have no targets, so they do not contribute to the loss.
+    The added rows have no target tokens, so they do not contribute to the loss.
+
+    Args:
+      rows: arrays with the same number of rows.
+      mesh: devices. None for a single device, in which case nothing changes.
     """
     num_added = -rows[0].shape[0] % row_shards(mesh)
     padding = ((0, num_added), (0, 0))

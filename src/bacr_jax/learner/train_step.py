@@ -1,6 +1,6 @@
-"""Jitted functions of the learner: updates, scores, values, and extra steps of the value head.
+"""Contains the jitted functions of the learner: updates, scores, values and value head training.
 
-`updates` calls them for each minibatch of an iteration. `training/stages.py` calls
+`updates` calls the functions for each minibatch of an iteration. `training/stages.py` calls
 `question_values` and `fit_value`.
 """
 
@@ -35,16 +35,16 @@ from bacr_jax.types import Params, Prompts, pytree
 
 @pytree
 class TrainState:
-    """Parameters and optimizer states, which are changed by an update.
+    """The parameters and optimizer states that an update changes.
 
-    The state does not contain frozen base weights (`model.adapters`). Functions receive them in a
-    separate argument `frozen`, so that gradients, optimizer moments and checkpoints can't contain
-    them.
+    The state does not contain frozen base weights (`model.adapters`). Functions receive the frozen
+    weights in a separate argument `frozen`, so that gradients, optimizer moments and checkpoints
+    can't contain them.
 
     Attributes:
       policy: trained parameters of the policy, as fp32 master weights.
       head: parameters of the value head. None if the method has no value head.
-      policy_opt, head_opt: optimizer states.
+      policy_opt, head_opt: optimizer states of the policy and of the value head.
       updates: number of policy updates.
       skipped: number of updates that were skipped because a gradient was non-finite.
       skipped_in_a_row: number of updates skipped since the last finite gradient.
@@ -69,8 +69,8 @@ def init_state(
     return TrainState(
         policy=policy,
         head=value_head,
-        # Use jit, because otherwise XLA would compile a separate program for each shape of a
-        # moment.
+        # Use jit, because otherwise XLA would compile a separate program for each shape of an
+        # optimizer moment.
         policy_opt=jax.jit(policy_tx.init)(policy),
         head_opt=None if value_head is None else jax.jit(head_tx.init)(value_head),
         updates=jnp.int32(0),
@@ -81,10 +81,10 @@ def init_state(
 
 @pytree
 class Gradients:
-    """Gradients and metrics, summed over the micro-batches processed so far.
+    """The gradients and metrics of a batch, summed over the micro-batches processed so far.
 
-    With several data-parallel copies (mesh.data), `policy` and `head` have a leading axis for the
-    copies.
+    With several data-parallel copies of the policy (mesh.data), `policy` and `head` have a leading
+    axis for the copies.
 
     Attributes:
       policy: gradients of the trained parameters.
@@ -119,9 +119,16 @@ def gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Computes the gradients of Eq. 16 on a part of a batch. The arguments are as for `objective`.
+    """Computes the gradients of the loss (paper Eq. 16) on a part of a batch.
 
-    With several data-parallel copies, each copy computes gradients on separate rows (`copies`).
+    With several data-parallel copies of the policy, each copy computes gradients on different
+    traces (`copies`).
+
+    Args:
+      state: train state.
+      minibatch, normalizers, allowed_tokens: as for `objective`.
+      frozen: parameters of the policy that are not trained. None if all are trained.
+      spec: static settings of the learner.
     """
 
     def differentiate(rows: Minibatch, spec: LearnerSpec) -> Gradients:
@@ -155,14 +162,17 @@ def apply_update(
     update_policy: Bool[Array, ""] | bool = True,
     has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Takes one Adam step, or skips and counts it if a gradient is non-finite.
+    """Takes one Adam step. The step is skipped and counted if a gradient is non-finite.
 
     If no token contributes to the policy loss, only the value head is updated, because Adam's
     moments would change the policy even with zero gradients. The metric `policy/empty_minibatches`
     counts these updates.
 
     Args:
+      state: train state.
       grads: gradients of the whole batch.
+      spec: static settings of the learner.
+      policy_tx, head_tx: optimizers of the policy and of the value head.
       update_policy: False updates only the value head.
       has_tokens: True if any token contributes to the policy loss.
 
@@ -204,7 +214,10 @@ apply_gradients = jax.jit(
 
 
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
-    """Splits the leading axis B into [parts, B / parts]. Every device has rows of every part."""
+    """Splits the leading axis B into [parts, B / parts].
+
+    The second axis is sharded over devices, so that every device has rows of every part.
+    """
 
     def split_leaf(x: Array) -> Array:
         size = x.shape[0] // parts
@@ -228,12 +241,16 @@ def train_step(
     micro_batches: int = 1,
     update_policy: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Updates the state on a batch: accumulates gradients over micro-batches, then applies them.
+    """Takes one Adam step on a batch, with gradients accumulated over micro-batches.
 
     Args:
       state: train state. Donated.
-      frozen: parameters of the policy that are not trained.
-      micro_batches: number of micro-batches. It must divide the number of rows.
+      minibatch: the batch, with scores under earlier policies.
+      allowed_tokens: True for ids that can be sampled.
+      frozen: parameters of the policy that are not trained. None if all are trained.
+      spec: static settings of the learner.
+      policy_tx, head_tx: optimizers of the policy and of the value head.
+      micro_batches: number of micro-batches. It must divide the number of traces.
       update_policy: False updates only the value head (value warm-up).
 
     Returns:
@@ -276,7 +293,11 @@ def accumulate(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Adds the gradients of a micro-batch of any shape to `grads`, which is donated."""
+    """Adds the gradients of a micro-batch to `grads`, which is donated.
+
+    The micro-batches of a sum may have different shapes. The other arguments are as for
+    `gradients`.
+    """
     added = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
     return jax.tree.map(jnp.add, grads, added)
 
@@ -291,9 +312,9 @@ def no_gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Returns zeros with the structure of the result of `gradients`, as the start of a sum.
+    """Returns zero gradients, to which `accumulate` adds the gradients of micro-batches.
 
-    The arguments are the same as for `gradients`.
+    The arguments and the structure of the result are the same as for `gradients`.
     """
     shapes = jax.eval_shape(
         functools.partial(gradients, spec=spec),
@@ -320,6 +341,9 @@ def score_batch(
 
     Args:
       policy: all parameters of the policy.
+      batch: the traces.
+      allowed_tokens: True for ids that can be sampled.
+      spec: static settings of the learner.
       micro_batches: number of micro-batches that are scored one after the other.
     """
 
@@ -343,9 +367,17 @@ def question_values(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
-    """Returns the value predictions at each cut and the input features of the value head.
+    """Returns the predictions of the value head at each truncation point, and its input features.
 
-    The model only processes the prompts, so values do not depend on the sampled tokens.
+    The model only processes the prompts, so the predictions do not depend on the sampled tokens.
+
+    Args:
+      policy: all parameters of the policy.
+      value_head: parameters of the value head.
+      prompts: prompt of each trace, with the position of the question.
+      budgets: budget of each trace in tokens. Negative for traces without a budget.
+      cuts: number of thinking tokens before each truncation point.
+      spec: static settings of the learner.
     """
     no_response = jnp.zeros(prompts.tokens.shape, bool)
     hidden = qwen2.forward(
@@ -374,14 +406,17 @@ def fit_value(
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
-    """Takes extra Adam steps of the value head on the value loss (Eq. 12).
+    """Takes additional Adam steps on the loss of the value head (paper Eq. 12).
 
-    They are needed, because the head learns little from one joint step per iteration. Steps with
-    non-finite gradients are skipped.
+    The additional steps are needed, because the head learns little from the one step per iteration
+    that it takes together with the policy. Steps with non-finite gradients are skipped.
 
     Args:
+      value_head: parameters of the value head.
+      head_opt: optimizer state of the value head.
       features: input features of the value head, from `question_values`.
-      returns: return at each cut.
+      returns: return at each truncation point.
+      head_tx: optimizer of the value head.
       num_steps: number of Adam steps.
 
     Returns:

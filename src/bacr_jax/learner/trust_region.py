@@ -1,7 +1,7 @@
 """Limits the KL divergence between the policies before and after an optimizer step.
 
-A step that exceeds the limit is shortened. `learner.updates` wraps its steps with `bounded` if
-`optimizer.max_update_kl` is set.
+A step whose divergence exceeds the limit is shortened. `learner.updates` wraps its steps with
+`bounded` if `optimizer.max_update_kl` is set.
 """
 
 import dataclasses
@@ -20,14 +20,15 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.types import Params
 
 Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
-# Maps trained parameters to the scores of the sampled tokens, one entry per micro-batch.
+# Function that maps trained parameters to the log-probabilities of the sampled tokens, with one
+# entry per micro-batch.
 Scorer = Callable[[Params], Sequence[TokenScores]]
 
 # A shortened step may exceed the bound by this factor, because the KL divergence is only
 # approximately quadratic in the length of the step.
 SLACK = 1.1
-# Maximum number of times that a step is shortened before it is dropped. Once is usually enough. A
-# step whose KL divergence is far from quadratic is shortened two or three times.
+# Maximum number of times that a step is shortened before it is dropped. Shortening once is usually
+# enough. A step whose KL divergence is far from quadratic in its length needs two or three times.
 MOST_SHRINKS = 4
 
 
@@ -136,7 +137,15 @@ def _kl_of_rows(
 def mean_kl(
     old: Sequence[TokenScores], new: Sequence[TokenScores], parts: Sequence[Batch]
 ) -> float:
-    """Returns the mean of k3 over the sampled tokens of all micro-batches. 0 without any tokens."""
+    """Returns the mean of the k3 estimator (`kl_sum`) over the sampled tokens of all micro-batches.
+
+    The result is in nats per token. It is 0 if there are no tokens.
+
+    Args:
+      old: scores before the optimizer step, one entry per micro-batch.
+      new: scores after the optimizer step.
+      parts: the micro-batches.
+    """
     sums = []
     for old_scores, new_scores, rows in zip(old, new, parts, strict=True):
         sums.append(_kl_of_rows(old_scores, new_scores, rows))
@@ -158,14 +167,14 @@ def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> 
     """Wraps an optimizer step so that its KL divergence is at most `SLACK` times the bound.
 
     Only the step of the policy is shortened. The value head and the optimizer moments always take
-    the full step. The wrapper needs two additional forward passes over the rows, one before and one
-    after the step, and another one each time the step is shortened.
+    the full step. The wrapper needs two additional forward passes over the traces, one before and
+    one after the step, and another one each time the step is shortened.
 
     Args:
       step: the optimizer step. It may donate its state.
-      score: computes the log-probabilities of the rows of the step.
-      parts: the rows of the step, as micro-batches on their devices.
-      bound: value of `optimizer.max_update_kl`.
+      score: function that computes the log-probabilities of the step's traces.
+      parts: the step's traces, as micro-batches on their devices.
+      bound: value of `optimizer.max_update_kl`, in nats per token.
     """
 
     def limited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:

@@ -2,8 +2,9 @@
 
 A batch is split into minibatches with one optimizer step each. A minibatch is split into
 micro-batches in one of two ways. With `train.micro_batch_rows`, micro-batches have equal numbers of
-rows, and one program scans over them. With `train.micro_batch_tokens`, they have similar numbers of
-tokens, and a program is called for each micro-batch. `training/stages.py` calls `Updates`.
+rows (traces), and one program scans over them. With `train.micro_batch_tokens`, they have similar
+numbers of tokens, and a program is called for each micro-batch. `training/stages.py` calls
+`Updates`.
 """
 
 import dataclasses
@@ -49,7 +50,8 @@ _normalizers = jax.jit(loss_normalizers, static_argnames=("spec",))
 def num_scored(old_logprobs: str, minibatches: int) -> int:
     """Returns the number of minibatches whose old log-probabilities need a forward pass.
 
-    These are the last minibatches of the batch.
+    Old log-probabilities are the log-probabilities under the policy that sampled the batch. The
+    minibatches that need a forward pass are the last ones of the batch.
 
     Args:
       old_logprobs: value of `loss.old_logprobs`.
@@ -62,9 +64,11 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """Runs the optimizer updates of an iteration.
+    """The optimizer updates of an iteration, as a callable with static settings.
 
     Attributes:
+      spec: static settings of the learner.
+      config: section `train` of the config.
       policy_tx, head_tx: optimizers of the policy and of the value head.
       allowed_tokens: True for ids that can be sampled.
       max_update_kl: maximum KL divergence of an optimizer step in nats per token (`trust_region`).
@@ -87,12 +91,14 @@ class Updates:
         frozen: Params | None = None,
         update_policy: bool = True,
     ) -> tuple[TrainState, Metrics]:
-        """Takes one Adam step on Eq. 16 for each minibatch.
+        """Takes one Adam step on the loss (paper Eq. 16) for each minibatch.
 
         Args:
           state: train state. Donated.
-          reference: all parameters of the reference policy, for a KL penalty.
-          frozen: parameters of the policy that are not trained.
+          batch: the traces of the iteration, with their advantages.
+          reference: all parameters of the reference policy, for a KL penalty. None without a KL
+            penalty.
+          frozen: parameters of the policy that are not trained. None if all are trained.
           update_policy: False updates only the value head.
 
         Returns:
@@ -129,14 +135,16 @@ class Updates:
         frozen: Params | None = None,
         on_program: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compiles the update for every shape of micro-batch, by running it once without rows.
+        """Compiles the update for every shape of micro-batch, by running it on empty micro-batches.
 
         Without this call, each shape is compiled when it first occurs. With
         `train.micro_batch_rows`, nothing is compiled here, because there is only one shape, which
         the first update compiles.
 
         Args:
+          state: train state. It is not changed.
           batch: batch with the same shapes as later batches. Its values are not used.
+          reference, frozen: as for `__call__`.
           on_program: callback that is called with (number of finished programs, total number of
             programs) before each program and after the last one. It may raise an exception to skip
             the remaining programs.
@@ -168,7 +176,7 @@ class Updates:
         return num_scored(self.spec.loss.old_logprobs, self.config.minibatches)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:
-        """Splits a batch into minibatches of consecutive rows, on the host."""
+        """Splits a batch into minibatches of consecutive traces, on the host."""
         batch = processes.to_host(batch)
         size = batch.trunk.shape[0] // self.config.minibatches
         minibatches = []
@@ -178,7 +186,7 @@ class Updates:
         return minibatches
 
     def _sizes(self, part: Batch) -> dict[str, int]:
-        """Returns the sizes that determine the memory of an update, for out-of-memory messages."""
+        """Returns the sizes on which an update's memory depends, for out-of-memory messages."""
         rows, width = part.trunk.shape
         _, cuts, branch_width = part.branches.shape
         sizes = {"update_rows": rows}
@@ -196,12 +204,13 @@ class Updates:
     def _scored(
         self, rows: Batch, sampled_by: Params | None, reference: Params | None, parts: int = 1
     ) -> Minibatch:
-        """Moves rows to their devices and scores them under the old and the reference policy.
+        """Moves traces to their devices and scores their tokens under earlier policies.
 
         Args:
-          sampled_by: all parameters of the policy that sampled the rows. None skips these scores.
+          rows: the traces.
+          sampled_by: all parameters of the policy that sampled the traces. None skips these scores.
           reference: all parameters of the reference policy. None skips these scores.
-          parts: number of micro-batches into which the rows are split for scoring.
+          parts: number of micro-batches into which the traces are split for scoring.
         """
         mesh = self.spec.mesh
         rows = rows if mesh is None else place(rows, row_sharding(mesh))
@@ -212,7 +221,11 @@ class Updates:
         return Minibatch(rows, score(sampled_by), score(reference))
 
     def _score(self, policy: Params, rows: Batch, parts: int) -> TokenScores:
-        """Scores rows under all parameters of a policy, split into `parts` micro-batches."""
+        """Scores the tokens of traces under a policy, in `parts` micro-batches.
+
+        Args:
+          policy: all parameters of the policy.
+        """
         return score_batch(policy, rows, self.allowed_tokens, spec=self.spec, micro_batches=parts)
 
     def _step_by_rows(
@@ -222,7 +235,16 @@ class Updates:
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
-        """Scores a minibatch and returns its step, in which one program scans the micro-batches."""
+        """Scores a minibatch and returns the function that takes its optimizer step.
+
+        The step is a single program that scans over micro-batches with equal numbers of traces.
+
+        Args:
+          part: the minibatch.
+          sampled_by: all parameters of the policy that sampled the minibatch. None if no scores
+            under this policy are needed.
+          reference, frozen: as for `__call__`.
+        """
         size = part.trunk.shape[0]
         num_parts = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, sampled_by, reference, num_parts)
@@ -247,7 +269,11 @@ class Updates:
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
-        """Scores a minibatch and returns its step, which calls a program for each micro-batch."""
+        """Scores a minibatch and returns the function that takes its optimizer step.
+
+        The step calls a program for each micro-batch. The micro-batches have similar numbers of
+        tokens. The arguments are as for `_step_by_rows`.
+        """
         normalizers = _normalizers(part, spec=self.spec)
         micro_batches = self._micro_batches(part)
         scored = [self._scored(rows, sampled_by, reference) for rows in micro_batches]
@@ -267,10 +293,12 @@ class Updates:
     def _bounded(
         self, step: Step, rows: Sequence[Batch], frozen: Params | None, parts: int = 1
     ) -> Step:
-        """Limits the KL divergence of a step to `max_update_kl`, if it is set.
+        """Limits the KL divergence of an optimizer step to `max_update_kl`, if it is set.
 
         Args:
-          rows: rows of the step, on their devices.
+          step: function that takes the step.
+          rows: traces of the step, on their devices.
+          frozen: parameters of the policy that are not trained. None if all are trained.
           parts: number of micro-batches into which each entry of `rows` is split for scoring.
         """
         if self.max_update_kl is None:
@@ -311,7 +339,13 @@ class Updates:
         normalizers: LossNormalizers,
         frozen: Params | None,
     ) -> Gradients:
-        """Sums the gradients of all micro-batches of an update."""
+        """Sums the gradients of all micro-batches of an update.
+
+        Args:
+          parts: the micro-batches, with scores under earlier policies.
+          normalizers: denominators of the losses, computed on all micro-batches together.
+          frozen: parameters of the policy that are not trained. None if all are trained.
+        """
         constants = (normalizers, self.allowed_tokens, frozen)
         grads = no_gradients(state, parts[0], *constants, spec=self.spec)
         for part in parts:
@@ -321,9 +355,9 @@ class Updates:
 
 @jax.jit
 def averaged(history: Sequence[Metrics]) -> Metrics:
-    """Averages metrics over all minibatches with tokens in the policy loss.
+    """Averages metrics over all minibatches with at least one token in the policy loss.
 
-    The result is 0 if no minibatch has such tokens. Metrics of the value head are averaged over all
+    Without such a minibatch, the result is 0. Metrics of the value head are averaged over all
     minibatches, because the value head learns from each of them.
 
     Args:

@@ -1,9 +1,10 @@
-"""Training methods, composed of functions from `curriculum`, `rewards` and `advantages`.
+"""Contains the training methods, composed of functions from `curriculum`, `rewards`, `advantages`.
 
-Each method is a module that contains the published formulas, a function `make(config)`, which does
-not compute any array, and a function `problems(config)` if some settings are incompatible with the
-method. The module `method` defines the `Method` class, and `registry` looks up methods by name.
-`grpo_family` and `budget_prior` contain code shared by several methods.
+Each method is a module that contains the published formulas and a function `make(config)`, which
+builds the method without computing any array. If some settings are incompatible with the method,
+the module also contains a function `problems(config)`. The module `method` defines the `Method`
+class, and `registry` looks up methods by name. `grpo_family` and `budget_prior` contain code shared
+by several methods.
 """
 
 from bacr_jax.methods.method import (

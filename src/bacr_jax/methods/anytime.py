@@ -86,7 +86,9 @@ def brpo_advantage(
 ) -> Float[Array, "Q G M"]:
     """Computes the BRPO advantage of each thinking segment (arXiv 2505.13438, Eq. 7-9).
 
-    s = 0..M-1 is the index of the segment. Both baselines are scaled to the remaining prior mass:
+    A segment is the thinking between two consecutive budgets, and s = 0..M-1 is its index. The
+    return of a segment is the sum of the later outcomes r, weighted by the prior P. Both baselines
+    are scaled to the prior mass of these outcomes:
 
         V1[g,s] = sum_{k<s} 2^{k-s} r[g,k] / sum_{k<s} 2^{k-s} * sum_{k>=s} P_k      (0 at s = 0)
         V2[s]   = mean_g sum_{k>=s} P_k r[g,k]
@@ -100,8 +102,8 @@ def brpo_advantage(
       prior: weights P (`brpo_prior`).
       mode: "brpo" subtracts both baselines as above. "v1" and "v2" subtract only one of them, with
         weight 1. "none" subtracts nothing.
-      loo: whether to exclude the trace itself from V2, which removes the shrinkage of the gradient
-        by 1 - (M-s)/(M G). False is the published form.
+      loo: True to exclude the trace from V2 (leave-one-out). This removes the factor 1 -
+        (M-s)/(M G) by which the expected gradient is reduced. False is the published form.
 
     Raises:
       ValueError: If the mode is unknown.
@@ -143,13 +145,13 @@ def _earlier_outcomes(r: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:
 
 
 def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
-    """Computes the advantage of each answer relative to the other answers at the same cut.
+    """Computes the advantage of each answer relative to other answers at the same truncation point.
 
         A = r[g,j,a] - mean_a r[g,j,a]      with several answers per cut
         A = r[g,j] - mean_g r[g,j]          with one answer per cut
 
     Args:
-      r: outcome of each of the A answers at cut j of trace g.
+      r: outcome, in [0, 1], of each of the A answers at truncation point (cut) j of trace g.
     """
     chex.assert_rank(r, 4)
     r = jax.lax.stop_gradient(r)

@@ -8,8 +8,9 @@ budget-conditioned advantages      Eq. 10 to 14  advantage.baseline=value
 
 The training loop calls the functions of this module in the order of Algorithm 1. The budget
 embedding is implemented in `model/budget.py`, the value head in `model/value.py`, and the loss (Eq.
-15, 16) in `losses.py`. Extensions of the paper are in `baselines/`: alternatives to the baseline
-V(q, b), and credit weighted by score norms. `bacr_settings.py` checks the settings.
+15, 16) in `losses.py`. The folder `baselines/` extends the paper: it contains alternatives to the
+baseline V(q, b), and a correction of baselines by the squared norms of the tokens' score functions.
+`bacr_settings.py` checks the settings.
 
 Shapes: Q questions, G responses per question, M truncation points (cuts) per response.
 """
@@ -55,7 +56,8 @@ def make(config: Config) -> Method:
     )
 
 
-# Part 1, the budget-conditioned policy, is implemented in the model and enabled by `conditioned`.
+# Part 1, the budget-conditioned policy, is implemented in the model and enabled by
+# `Method.conditioned`.
 
 # Part 2: curriculum-aware scheduler -------------------------------------------------------------
 
@@ -68,6 +70,7 @@ def question_weights(
         w_k ~ rho_k (1 - rho_k)
 
     Args:
+      config: config of the run.
       state: curriculum state with the pass rates rho_k, in [0, 1].
       sizes: number of questions in each group.
 
@@ -87,6 +90,9 @@ def sample_budgets(
         mu_k = mu_k(0) (1 - alpha rho_k) + beta (1 - rho_k) b_max
 
     Args:
+      config: config of the run.
+      key: PRNG key.
+      state: curriculum state, from which mu_k is computed for each difficulty group k.
       groups: difficulty group k of each question.
 
     Returns:
@@ -99,13 +105,13 @@ def sample_budgets(
 
 
 def dense_rewards(config: Config, state: State | None, batch: GroupBatch) -> PerCut:
-    """Computes the reward of each response at each cut (Eq. 7, 8).
+    """Computes the reward of each response at each truncation point (Eq. 7, 8).
 
         R_j = r_j + lambda (r_j - r_{j-1}),   r_0 = 0
 
     r_j is 1 if the answer after the first b_j thinking tokens is correct. If `reward.dense` is
-    false, lambda is 0. In Eq. 9, the rewards are summed over the cuts with the weights of
-    `cut_weights`, which are 1/M in the paper.
+    false, lambda is 0. In Eq. 9, the rewards are summed over the truncation points with the weights
+    of `cut_weights`, which are 1/M in the paper.
     """
     return rewards.dense_reward(batch.outcomes, coefficient=progress_coefficient(config))
 
@@ -126,12 +132,16 @@ def budget_conditioned_advantages(
         A_j = R_j - V(q, b, b_j)                      Eq. 10
         A   = sum_j w_j A_j / max(std(A), epsilon)    Eq. 9, 14
 
-    `advantage.credit` selects the residuals A_j that count for a thinking segment: all of them, as
-    in the paper ("trajectory"), or only those that the segment can still influence ("to_go").
+    A thinking segment consists of the tokens between two truncation points. The setting
+    `advantage.credit` selects the residuals A_j that count for a segment: all residuals, as in the
+    paper ("trajectory"), or only the residuals that the segment can still influence ("to_go").
 
     Args:
+      config: config of the run.
       baseline: the baseline used in place of V. In the paper, it is `value`.
-      state: the baseline's moments of earlier batches, or None if it does not have any.
+      state: running statistics of earlier batches that the baseline needs (moments), or None if the
+        baseline needs none.
+      batch: outcomes, lengths and budgets of the batch.
       reward: R (`dense_rewards`).
       values: V, predicted by the value head before its update on this batch. None if the baseline
         does not use V.
@@ -169,7 +179,11 @@ def budget_conditioned_advantages(
 
 
 def _once_per_answer(batch: GroupBatch, answers: PerCut) -> PerCut:
-    """Keeps the credit of each answer at the first cut that uses it, and sets the rest to 0."""
+    """Sets advantages to 0 for truncation points that reuse the answer of an earlier one.
+
+    Args:
+      answers: advantage of the answer at each truncation point.
+    """
     source = rewards.distinct_cuts(batch.cuts, batch.thinking)
     return jnp.where(source == jnp.arange(source.shape[-1]), answers, 0.0)
 
@@ -178,7 +192,7 @@ def _once_per_answer(batch: GroupBatch, answers: PerCut) -> PerCut:
 
 
 def init_state(baseline: Baseline, num_questions: int) -> State | None:
-    """Returns the baseline's moments before training, or None if the baseline does not have any."""
+    """Returns the baseline's running statistics (moments) before training, or None without any."""
     return baseline.init_state() or None
 
 
@@ -189,7 +203,15 @@ def update(
     reward: PerCut,
     values: PerCut | None,
 ) -> State | None:
-    """Returns the baseline's moments updated with a batch."""
+    """Returns the baseline's running statistics (moments), updated with a batch.
+
+    Args:
+      state: statistics of earlier batches, or None if the baseline needs none.
+      batch: outcomes, lengths and budgets of the batch.
+      reward: R (`dense_rewards`).
+      values: V, predicted by the value head before its update on this batch. None if the baseline
+        does not use V.
+    """
     if state is None:
         return None
     return dict(baseline.update(state, batch, reward, values))

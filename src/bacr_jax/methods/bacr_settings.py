@@ -1,4 +1,4 @@
-"""Settings of BACR: published values, checks for invalid combinations, and recommendations."""
+"""Lists the published settings of BACR, checks settings, and recommends changes."""
 
 import math
 from collections.abc import Iterator
@@ -135,7 +135,10 @@ def advice(config: Config) -> Iterator[str]:
 
 
 def _steep_weights(config: Config) -> Iterator[str]:
-    """Yields an error message if the objective punishes a correct answer at some cut."""
+    """Yields an error message if the objective punishes a correct answer at some truncation point.
+
+    This happens if `cuts.weights` increase too steeply from one truncation point to the next.
+    """
     cuts = config.cuts
     reward = config.reward
     if not reward.dense:

@@ -1,4 +1,4 @@
-"""Weights of difficulty groups and budgets of rollouts, as specified in the config.
+"""Computes weights of difficulty groups and samples budgets, as specified by `budget.prior`.
 
 Methods whose budgets follow `budget.prior` use these functions for the corresponding fields of
 `Method`.
@@ -35,7 +35,10 @@ def question_weights(
 
 
 def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"]:
-    """Computes mu of each group's truncated normal distribution, in tokens (Eq. 5)."""
+    """Computes the location mu of the budget distribution of each difficulty group (Eq. 5).
+
+    The budgets have a truncated normal distribution (Eq. 4). The location is in tokens.
+    """
     schedule = config.curriculum
     budget = config.budget
     return curriculum.scheduled_mean(

@@ -48,7 +48,7 @@ def overlong_penalty(
 def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
     """Selects the questions with both correct and incorrect traces (DAPO, Eq. 11).
 
-    Groups of one are always selected, because there is nothing to compare.
+    Questions with a single trace are always selected, because a comparison needs two traces.
 
     Args:
       correct: outcomes, without any length penalty.
@@ -78,7 +78,8 @@ def make(config: Config) -> Method:
     """Builds DAPO: GRPO on rewards of +-1 plus overlong punishment, with dynamic sampling.
 
     By default, the punishment applies to the last fifth of the maximum response length, as in the
-    publication (4096 of 20480 tokens). Dynamic sampling only keeps questions with mixed outcomes.
+    publication (4096 of 20480 tokens). Dynamic sampling only keeps questions that have both correct
+    and incorrect traces.
     """
     settings = config.dapo
     longest = config.budget.max + config.rollout.answer_tokens

@@ -1,4 +1,4 @@
-"""DLER (arXiv 2510.15110): truncation as the only length penalty, and batch-whitened advantages."""
+"""DLER (arXiv 2510.15110): truncation as the only length penalty, advantages whitened per batch."""
 
 from typing import Any
 
@@ -66,8 +66,8 @@ def make(config: Config) -> Method:
     def useful(batch: GroupBatch) -> Bool[Array, "Q"]:
         right = batch.outcomes
         if batch.by_reward:
-            # Outcomes are a mixture of several rewards in this case, but only correctness matters
-            # here.
+            # With several rewards, the outcomes are their weighted sum, but dynamic sampling
+            # depends only on correctness.
             right = batch.by_reward[CORRECT].mean(-1)
         return dynamic_keep(right[..., -1] * batch.closed)
 
@@ -76,8 +76,8 @@ def make(config: Config) -> Method:
     ) -> Advantages:
         assert batch.sampled is not None and batch.answer_lengths is not None
         centred = group_advantage(rewards[..., 0])
-        # In the publication, a truncated response has no answer, so the answer that is forced here
-        # is ignored.
+        # In the publication, a truncated response has no answer. This implementation forces an
+        # answer after the truncation, which is ignored here.
         tokens_if_truncated = 0 if config.loss.overlong_filter else batch.thinking
         tokens_if_closed = batch.sampled + batch.answer_lengths[..., -1]
         tokens = jnp.where(batch.closed, tokens_if_closed, tokens_if_truncated)

@@ -1,4 +1,4 @@
-"""Adaptive effort control, e1 (arXiv 2510.27042): budgets relative to the policy's own length."""
+"""Adaptive effort control, e1 (arXiv 2510.27042): budgets relative to the policy's mean length."""
 
 from typing import Any
 
@@ -31,7 +31,8 @@ def effort_met(
 
         length <= rho T,   rho = b / b_max
 
-    T is the mean length of the traces of the same question with the same rho.
+    The effort rho is a fraction of the usual length. T is the mean length of the traces of the same
+    question with the same rho.
 
     Args:
       lengths: number of thinking tokens, below 2^18. The sum over a question must be below 2^25.
@@ -51,9 +52,10 @@ def effort_met(
 
 
 def make(config: Config) -> Method:
-    """Builds adaptive effort control: GRPO that rewards correct answers within the effort limit.
+    """Builds adaptive effort control: GRPO that rewards correct answers within a length limit.
 
-    The limit is the fraction of the group's mean length that is specified in the prompt.
+    The number b in the prompt specifies the effort, the fraction b / b_max. The limit is this
+    fraction of the mean length of the traces of the same question with the same effort.
     """
 
     def met(batch: GroupBatch) -> Bool[Array, "Q G"]:

@@ -32,7 +32,7 @@ def make(config: Config) -> Method:
     def normalised_each(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
-        # Each array is [Q, G, 1], the mean over the answers at the single cut.
+        # Each array is [Q, G, 1], the mean over the answers at the single truncation point.
         scores = [batch.by_reward[name].mean(-1) for name in shares]
         weights = jnp.array([*shares.values()])
         advantage = advantages.decoupled_advantage(jnp.concatenate(scores, -1), weights)

@@ -1,8 +1,8 @@
-"""Shared parts of the training methods, in particular of GRPO and its variants.
+"""Contains the shared parts of the training methods, in particular of GRPO and its variants.
 
 The variants of GRPO have a single budget, and one outcome and one advantage per trace. They differ
-in the reward of a trace and in how rewards are turned into advantages. `grpo_family` builds
-everything else.
+in the reward of a trace and in how rewards are turned into advantages. The function `grpo_family`
+builds all other parts of such a method.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,11 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
 
 
 def one_budget(config: Config, budget: int) -> SampleBudgets:
-    """Builds a `Method.sample_budgets` that returns the same budget in tokens for all rollouts."""
+    """Builds a function `Method.sample_budgets` that returns the same budget for all rollouts.
+
+    Args:
+      budget: the budget, in tokens.
+    """
 
     def sample_budgets(
         key: Array, state: CurriculumState, groups: Int[Array, "Q"]
@@ -60,7 +64,7 @@ def group_mean(x: PerCut) -> PerCut:
 
 
 def correctness(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
-    """Returns the outcome of each trace at its last cut."""
+    """Returns the outcome of each trace at its last truncation point."""
     return batch.outcomes[..., -1]
 
 
@@ -81,7 +85,11 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def budget_input_problems(config: Config) -> Iterator[str]:
-    """Yields an error message if the prompt contains the budget, for single-budget methods."""
+    """Yields an error message if the prompt contains the budget.
+
+    Methods that train at a single budget call this function, because their prompts do not contain
+    the budget.
+    """
     if config.conditioning.in_prompt:
         yield (
             f"conditioning.budget_input={config.conditioning.budget_input}: "
@@ -108,7 +116,7 @@ def grpo_family(
       centred: function from rewards [Q, G] to rewards minus the method's baseline [Q, G]. It is
         only used for metrics.
       reward: function from (state, `GroupBatch`) to rewards [Q, G]. The default is the outcome at
-        the last cut.
+        the last truncation point.
       **hooks: additional fields of `Method`, which override the fields set by this function.
     """
 

@@ -12,7 +12,7 @@ from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
-# History value of a question that has no correct response yet.
+# Shortest correct length of a question that has no correct response yet.
 NO_HISTORY = np.iinfo(np.int32).max
 
 # Source of the loss settings that the released code does not set, and which therefore come from its
@@ -31,7 +31,10 @@ PUBLISHED = {
 
 
 def no_history(num_problems: int) -> Int[Array, "n"]:
-    """Returns the history before training, in which no question has a correct response."""
+    """Returns the shortest correct length of each question before training.
+
+    All entries are `NO_HISTORY`, because no question has a correct response yet.
+    """
     return jnp.full(num_problems, NO_HISTORY, jnp.int32)
 
 
@@ -53,10 +56,12 @@ def length_reward(
     long correct answers above the reward of wrong answers.
 
     Args:
-      history: shortest correct length of each question in tokens, broadcast against the rollouts.
+      history: length in tokens of the shortest correct response so far to the question of each
+        response, or `NO_HISTORY` if there is none. Broadcast against `lengths`.
       lengths: number of tokens of each response.
       correct: correctness of each response. Values above 1/2 count as correct.
       floor: lower bound of the reward of a correct response.
+      kind: shape of the reward, "cosine" or "linear".
 
     Returns:
       Length reward of each response. It is 0 for questions without history.
@@ -86,12 +91,12 @@ def update_history(
     lengths: Int[Array, "Q G"],
     correct: Shaped[Array, "Q G"],
 ) -> Int[Array, "n"]:
-    """Updates the history with the shortest correct lengths of a batch.
+    """Updates the shortest correct length of each training question with a batch.
 
-    The entries of the history never increase.
+    The entries never increase.
 
     Args:
-      history: shortest correct length of each training question, in tokens.
+      history: shortest correct length of each training question so far, in tokens.
       problem: index of each question of the batch.
       lengths: number of tokens of each response.
       correct: correctness of each response. Values above 1/2 count as correct.
@@ -103,10 +108,11 @@ def update_history(
 
 
 def make(config: Config) -> Method:
-    """Builds HAPO: GRPO on correctness plus a length reward relative to the question's history.
+    """Builds HAPO: GRPO on correctness plus a reward for short responses.
 
-    The state of the method is the history, one length per training question. The rewards of a batch
-    use the history from before that batch.
+    The length reward compares a response with the shortest correct response so far to the same
+    question. These shortest lengths are the state of the method, one per training question. The
+    rewards of a batch use the state before the batch.
     """
     settings = config.hapo
 

@@ -1,7 +1,8 @@
 """L1 (arXiv 2503.04697): rewards responses for matching the length given in their prompt.
 
-The length is either a target (exact) or an upper limit (max). This module also contains the fields
-and checks that all methods with the budget only in the prompt have in common (see `effort`).
+The length is either a target (exact) or an upper limit (max). This module also contains the
+`Method` fields and the checks shared by all methods whose prompts contain a budget that does not
+truncate traces (L1 and `effort`).
 """
 
 import functools
@@ -69,7 +70,10 @@ def length_reward(
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields error messages for methods whose budget is only in the prompt."""
+    """Yields an error message for each incompatible setting.
+
+    The checks apply to methods whose budget is part of the prompt and does not truncate traces.
+    """
     yield from family.needs_a_group(config, f"method={config.method}")
     if config.conditioning.budget_input != "prompt":
         yield (
@@ -80,7 +84,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def prompt_budget_settings(config: Config) -> dict[str, Any]:
-    """Returns the fields of `Method` for budgets that are only in the prompt.
+    """Returns the fields of `Method` for budgets that are part of the prompt.
 
     The budgets are sampled from `budget.prior` and do not truncate traces. Traces are truncated at
     `budget.max` instead.

@@ -84,7 +84,13 @@ def shorter_better_reward(
 
 
 def shortest(lengths: Int[Array, "Q G"], count: int) -> Bool[Array, "Q G"]:
-    """True for the `count` shortest responses of each group. Ties are broken by the lower index."""
+    """Selects the `count` shortest responses of each group.
+
+    Among responses of equal length, the responses with the lower indices are selected first.
+
+    Returns:
+      True for selected responses.
+    """
     order = jnp.argsort(lengths, axis=-1, stable=True)
     rank = jnp.argsort(order, axis=-1, stable=True)
     return rank < count
@@ -100,10 +106,11 @@ def filtered_advantage(
     Responses outside S have advantage 0.
 
     Args:
-      kept: True for responses in S. Each group must have at least one.
+      rewards: reward R of each response.
+      kept: True for responses in S. Each group must have at least one response in S.
     """
     rewards = jax.lax.stop_gradient(rewards)
-    # The largest reward is subtracted first, so that equal rewards give exactly 0 despite rounding.
+    # Subtract the largest reward first, so that equal rewards give exactly 0 despite rounding.
     largest_reward = jnp.max(jnp.where(kept, rewards, -jnp.inf), -1, keepdims=True)
     shifted = rewards - largest_reward
     centred = shifted - masked_mean(shifted, kept, -1, keepdims=True)

@@ -1,7 +1,7 @@
 """Defines `Method`, a set of pure functions called by the training loop, and their data types.
 
-The other modules of this package build one `Method` each. This module does not compute rewards or
-advantages.
+Each module that implements a training method builds a `Method`. This module does not compute
+rewards or advantages.
 """
 
 import functools
@@ -17,19 +17,25 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.types import pytree
 
-# One value for each cut of each rollout, such as a reward, a value or an advantage.
+# One number for each truncation point (cut) of each rollout, such as a reward, a value or an
+# advantage.
 PerCut = Float[Array, "Q G M"]
 
 
 @pytree
 class GroupBatch:
-    """Inputs of a method's reward and advantage functions: Q questions with G rollouts each.
+    """A batch of Q questions with G rollouts each, the input of a method's functions.
+
+    A cut is a truncation point of the thinking, at which A answers are sampled and graded. A
+    segment is the thinking between two consecutive cuts.
 
     Attributes:
       questions: index of each question in the training set.
       budgets: thinking budget of each rollout, in tokens.
-      cuts: end of each segment, in thinking tokens. A grace window is part of the last segment. A
-        closing tag of several tokens is part of the segment whose cut lies inside the tag.
+      cuts: position of each cut, the end of a segment, in thinking tokens. If a trace may exceed
+        its budget up to the next line break (grace window), the additional tokens are part of the
+        last segment. A closing tag of several tokens is part of the segment whose cut lies inside
+        the tag.
       outcomes: score of each cut in [0, 1], averaged over its answers. The score is correctness,
         the score of a user-defined verifier, or the sum of several rewards weighted by
         `reward.weights`.
@@ -40,18 +46,18 @@ class GroupBatch:
       closed: True if the thinking ended naturally, before the budget was used up.
       closed_by_tag: True if the thinking ended with its closing tag rather than with the end of the
         turn.
-      score_norm_proxy: sum of (1 - p)^2 over each thinking segment
-        (`advantages.segment_score_norm_proxy`).
+      score_norm_proxy: sum of (1 - p)^2 over each thinking segment, where p is the probability of a
+        sampled token (`advantages.segment_score_norm_proxy`).
       fraction: fraction of training completed, in [0, 1].
       extra: arrays [Q, G] that the method's `read` and `read_answers` extracted from the text.
-      cumulative_score_norm: squared score norm with respect to the logits, accumulated up to each
-        thinking token, and 0 after the last token (`advantages.token_baseline`). None unless
-        `Method.needs_score_norms` is true.
+      cumulative_score_norm: squared norm of the gradient of the log-probability with respect to the
+        logits, accumulated up to each thinking token, and 0 after the last token
+        (`advantages.token_baseline`). None unless `Method.needs_score_norms` is true.
       answer_lengths: number of sampled tokens of the first answer at each cut.
       sampled: number of sampled tokens of each rollout before its answer, which consist of thinking
         and closing tag and are part of the loss.
-      by_reward: score of each answer for each reward in `reward.weights`, including correctness.
-        Empty if correctness is the only reward.
+      by_reward: for each reward in `reward.weights`, including correctness, the score of each
+        answer. Empty if correctness is the only reward.
     """
 
     questions: Int[Array, "Q"]
@@ -74,13 +80,15 @@ class GroupBatch:
 
 @pytree
 class Advantages:
-    """Advantages of a batch, as returned by a method to the learner.
+    """The advantages of a batch, as returned by a method to the learner.
+
+    A cut is a truncation point of the thinking, at which an answer is sampled.
 
     Attributes:
       thinking: advantage of each thinking segment (tokens after cut j - 1 up to cut j).
       answers: advantage of the answers at each cut, before summing over cuts that share an answer.
         The shape is [Q, G, M], or [Q, G, M, A] with several answers per cut.
-      baseline: value that the method subtracts from `returns`. It is only used for metrics.
+      baseline: baseline that the method subtracts from `returns`. It is only used for metrics.
       returns: return of each thinking segment before subtracting the baseline and scaling. None if
         the returns equal the rewards.
       keep: True for rollouts that are included in the loss, or None to include all rollouts.
@@ -98,7 +106,7 @@ class Advantages:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Settings of dynamic sampling, which samples questions until enough are useful (DAPO).
+    """The settings of dynamic sampling, which samples questions until enough are useful (DAPO).
 
     Attributes:
       keep: function from `GroupBatch` to bool [Q], True for useful questions.
@@ -111,7 +119,7 @@ class DynamicSampling:
 
 @dataclass(frozen=True)
 class RejectionSFT:
-    """Settings of a supervised stage before training, on correct responses of the policy.
+    """The settings of a supervised stage on correct responses of the policy, before training.
 
     Attributes:
       questions: number of training questions, each of which is answered once. None for all
@@ -135,12 +143,12 @@ class RejectionSFT:
 
 @dataclass(frozen=True)
 class Published:
-    """A setting prescribed by a publication.
+    """A value that a publication prescribes for a config key.
 
     Attributes:
-      value: prescribed value of the config key.
-      source: section or code that specifies the value, or who chose the value if the publication
-        does not specify one.
+      value: prescribed value.
+      source: section of the publication or code that specifies the value. If the publication does
+        not specify it, an explanation of who chose the value.
       defining: True if a different value would make it a different method. Configs with a different
         value are rejected.
       verified: False if the value was not checked against the publication or its released code.
@@ -174,17 +182,18 @@ class Method:
       update: (state, `GroupBatch`, rewards, values or None) -> state after the batch.
       metrics: (state, `GroupBatch`) -> scalars keyed by `group/name`, computed from the state
         before the batch.
-      answers: number of answers A sampled at each cut.
+      answers: number of answers A sampled at each truncation point.
       needs_score_norms: True if the method uses `GroupBatch.cumulative_score_norm`, which requires
         a forward pass of the learner.
       follows_prior: True if traces are truncated at budgets sampled from `budget.prior`. False if
         the method chooses the budgets itself.
       truncates_at_budget: True if each trace is truncated at its budget. False if traces are
         truncated at `budget.max` and the budget is only mentioned in the prompt.
-      pays_by_verdicts: True if rewards depend on whether an answer is correct, which cannot be
-        determined from a mixture of rewards (`reward.weights`).
-      cuts_relative_to_length: True if cuts are fractions of the budget, which are rescaled to the
-        length of each trace.
+      pays_by_verdicts: True if rewards depend on whether an answer is correct. Such a method cannot
+        use a weighted sum of several rewards (`reward.weights`), from which correctness cannot be
+        determined.
+      cuts_relative_to_length: True if truncation points are fractions of the budget, which are
+        rescaled to the length of each trace.
       dynamic_sampling: settings of dynamic sampling, or None to disable it.
       declares_budget: True if responses begin with a budget, which requires a separate prompt
         format.
@@ -193,8 +202,8 @@ class Method:
       read_answers: (text of each answer per row, including tags) -> arrays [rows] for
         `GroupBatch.extra`. None if the method does not use the answer texts.
       rejection_sft: supervised stage before training, or None.
-      published: settings prescribed by the publication, keyed by config key, restricted to the keys
-        that the method uses. A config with a different value departs from the publication, or is
+      published: settings prescribed by the publication, by config key. Keys that the method does
+        not use are omitted. A config with a different value departs from the publication, or is
         rejected if the setting defines the method. Always empty for user-defined methods, even if
         they are derived from a built-in method.
     """
@@ -225,7 +234,7 @@ class Method:
 
     @functools.cached_property
     def num_cuts(self) -> int:
-        """Returns the number of cuts M per trace, inferred from the output shape of `cuts`."""
+        """Returns the number of truncation points per trace, from the output shape of `cuts`."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         cuts = jax.eval_shape(self.cuts, key, one_budget)

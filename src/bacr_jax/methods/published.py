@@ -18,6 +18,7 @@ def departures(config: Config, method: Method) -> list[str]:
     """Lists settings that differ from the publication, as `KEY=VALUE (published: VALUE)`.
 
     Args:
+      config: config of the run.
       method: method built from the config. If it has no published settings, the list is empty.
     """
     lines = []

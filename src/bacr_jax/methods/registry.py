@@ -1,7 +1,7 @@
 """Looks up methods by name: built-in methods, and Python files and modules of users.
 
-It also checks a config for compatibility with its method before any device is used. Training runs
-and the command line call it.
+This module also checks a config for compatibility with its method before any device is used.
+Training runs and the command line call this module.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def load_method(config: Config) -> Method:
 
 
 def overlong_filtered(method: Method) -> Method:
-    """Excludes truncated traces from a method's loss (DAPO's overlong filtering)."""
+    """Returns a method that excludes truncated traces from the loss (DAPO's overlong filtering)."""
 
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
@@ -73,7 +73,7 @@ def overlong_filtered(method: Method) -> Method:
 
 
 def declares_budget(config: Config) -> bool:
-    """True if responses begin with a budget under the config's method.
+    """True if the responses of the config's method begin with a budget chosen by the policy.
 
     Unlike `load_method`, this function accepts configs that are incompatible with the method.
     """

@@ -1,4 +1,7 @@
-"""The two constants of the paper's reward, as specified in the config: lambda and cut weights."""
+"""Reads the two constants of the paper's reward from the config: lambda, and the weights of cuts.
+
+A cut is a truncation point of the thinking, at which an answer is graded.
+"""
 
 from jaxtyping import Array, Float
 
@@ -12,5 +15,8 @@ def progress_coefficient(config: Config) -> float:
 
 
 def cut_weights(config: Config) -> Float[Array, "M"]:
-    """Returns the weights w in the objective sum_j w_j R_j, which are 1/M in Eq. 9."""
+    """Returns the weight w_j of each truncation point (cut) in the objective sum_j w_j R_j.
+
+    In the paper, all weights are 1/M (Eq. 9).
+    """
     return rewards.cut_weights(config.cuts.weights, config.cuts.count)

@@ -1,6 +1,6 @@
 """S-GRPO (arXiv 2505.07686): one trace with several exits, where earlier correct exits earn more.
 
-An exit is a cut at which the thinking ends and the policy answers.
+An exit is a truncation point (cut) at which the thinking ends and the policy answers.
 """
 
 import functools
@@ -29,8 +29,8 @@ PUBLISHED = {
         8, "8 exits a question; whether the whole trace is one: unchecked", verified=False
     ),
     "cuts.kind": Published("random", "exits uniform over the trace"),
-    # The advantages already contain the factor 1 / |o| of each exit, so the sum over a row is the
-    # mean over its exits.
+    # The advantages already contain the factor 1 / |o| of each exit, where |o| is the length of its
+    # response. The sum over the tokens of a trace is therefore the mean over its exits.
     "loss.aggregate": Published("seq_mean_token_sum", _NOTES, defining=True, verified=False),
     **CLIPPED,
     **NO_ENTROPY,
@@ -45,8 +45,9 @@ def decaying_reward(
 
         r_i = 2^(1 - N_i) if exit i is correct, else 0
 
-    N_i is the number of correct exits up to and including exit i. Exits that share an answer count
-    once and have the same reward.
+    An exit is a truncation point of the thinking, at which the policy answers. N_i is the number of
+    correct exits up to and including exit i. Exits that share an answer count once and have the
+    same reward.
 
     Args:
       right: True for exits with a correct answer, in the order of the trace.
@@ -67,9 +68,11 @@ def serial_advantage(
 ) -> Float[Array, "*batch M"]:
     """Subtracts the mean reward over the distinct exits of the same trace from each reward.
 
-    The result is not divided by a standard deviation.
+    An exit is a truncation point of the thinking, at which the policy answers. The result is not
+    divided by a standard deviation.
 
     Args:
+      rewards: reward of each exit.
       source: for each exit, the index of the exit whose answer it uses (`rewards.distinct_cuts`).
     """
     is_distinct = _has_answer(source)
@@ -85,15 +88,16 @@ def exit_credit(
     answered: Int[Array, "*batch M"],
     source: Int[Array, "*batch M"],
 ) -> tuple[Float[Array, "*batch M"], Float[Array, "*batch M"]]:
-    """Distributes the advantages of a trace's responses over its thinking segments and answers.
+    """Distributes the advantages of a trace's exits over its thinking segments and answers.
 
         c_i = A_i / |o_i| / K
         answer i:    c_i
         segment s:   sum_{i >= s} c_i
 
-    Response o_i consists of the thinking up to exit i and the answer at exit i. |o_i| is its length
-    in tokens, and K is the number of distinct exits. A thinking token belongs to every response
-    whose exit is at or after its segment.
+    An exit is a truncation point of the thinking, at which the policy answers. Response o_i
+    consists of the thinking up to exit i and the answer at exit i. |o_i| is its length in tokens,
+    and K is the number of distinct exits. A thinking token belongs to every response whose exit is
+    at or after its segment.
 
     Args:
       advantage: advantage A of each response.
@@ -103,14 +107,14 @@ def exit_credit(
       source: for each exit, the index of the exit whose answer it uses (`rewards.distinct_cuts`).
 
     Returns:
-      Credit per token of each thinking segment, and credit per token of each answer.
+      Advantage of each token of each thinking segment, and of each token of each answer.
     """
     is_distinct = _has_answer(source)
     num_exits = is_distinct.sum(-1, keepdims=True)
     credit = advantage / jnp.maximum(kept + answered, 1) / num_exits
-    # Exits at the same position share an answer. Their credit for the thinking is taken from the
-    # last of them, because the closing tag, which is sampled after the thinking, belongs to the
-    # last segment.
+    # Exits at the same position share an answer. The advantage of their thinking is taken from the
+    # last of these exits, because the closing tag, which is sampled after the thinking, belongs to
+    # the last segment.
     differs_from_next = source[..., 1:] != source[..., :-1]
     final_exit = jnp.ones_like(is_distinct[..., :1])
     is_last = jnp.concatenate([differs_from_next, final_exit], axis=-1)
@@ -128,7 +132,10 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def make(config: Config) -> Method:
-    """Builds S-GRPO with `cuts.count` exits per trace, the last of them at the end of the trace."""
+    """Builds S-GRPO with `cuts.count` exits (truncation points) per trace.
+
+    The last exit is at the end of the thinking.
+    """
 
     def source(batch: GroupBatch) -> Int[Array, "Q G M"]:
         return cutting.distinct_cuts(batch.cuts, batch.thinking)

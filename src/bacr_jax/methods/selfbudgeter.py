@@ -1,7 +1,8 @@
 """SelfBudgeter (arXiv 2505.11274): a response declares a budget and is rewarded for matching it.
 
 The code of the publication is not public. `declared_budget_reward` and the comments in
-`config.SelfBudgeterConfig` distinguish between published, recalled and inferred parts.
+`config.SelfBudgeterConfig` distinguish between parts that are published, recalled from memory, and
+inferred.
 """
 
 import itertools
@@ -41,7 +42,9 @@ _NUMBER = re.compile(rb"\s*(\d{1,6})\s*")
 
 
 def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) -> Float[Array, ""]:
-    """Computes the tolerance of the declared budget, interpolated linearly over training.
+    """Computes how much a response may deviate from its declared budget.
+
+    The tolerance is interpolated linearly over training.
 
     Args:
       fraction: fraction of training completed, in [0, 1].
@@ -64,14 +67,15 @@ def declared_budget_reward(
 ) -> Float[Array, "*batch"]:
     """Computes the reward of a response from its format, correctness and length.
 
-    A malformed response gets `format_penalty`. For all other responses, the reward depends on the
-    distance between the length l and the declared budget b:
+    A malformed response gets `settings.format_penalty`. For all other responses, the reward depends
+    on the distance between the length l and the declared budget b:
 
         low                                                          if |l - b| > alpha b
         low + (high - low) (1 + cos(pi |l - best| / (2 alpha b))) / 2    otherwise
 
-    best is (1 - alpha) b for a correct response and (1 + alpha) b for a wrong response.
-    `budget_penalty` is added if b exceeds the limit of the question.
+    The reward range [low, high] depends on whether the response is correct. best is (1 - alpha) b
+    for a correct response and (1 + alpha) b for a wrong response. `settings.budget_penalty` is
+    added if b exceeds the limit of the question.
 
     The published description specifies the values at both ends and the position of the maximum. A
     cosine of width 2 alpha b is the only cosine that is `high` at one end and `low` at the other.
@@ -111,11 +115,11 @@ def declared_budget_reward(
 
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
-    """Parses the budget at the beginning of a response.
+    """Parses the budget that a response declares at its beginning.
 
     Args:
       pieces: bytes of each token of the response.
-      close: text that ends the declaration.
+      close: bytes that end the declaration.
 
     Returns:
       The budget and the number of tokens of the declaration, including the tokens of `close`. (0,

@@ -1,4 +1,8 @@
-"""Sampling of traces (trunks) and of answers at their cuts (branches)."""
+"""Samples thinking up to a token budget, and answers at truncation points of the thinking.
+
+A trunk is a prompt with its sampled thinking. A cut is a truncation point of the thinking. A branch
+is an answer that continues the thinking from a cut.
+"""
 
 from bacr_jax.rollout.rollouts import Rollout as Rollout
 from bacr_jax.rollout.rollouts import generate as generate

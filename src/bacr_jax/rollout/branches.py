@@ -1,9 +1,11 @@
-"""Decodes branches: the answers at every cut of every trunk.
+"""Decodes branches: the answers at all truncation points (cuts) of all thinking traces.
 
-A trunk is a prompt with its thinking. A branch attends to the cached keys of its trunk up to its
-cut, and its cache contains only the keys of its own suffix and answer. The trunk is therefore
-neither copied nor prefilled again. All branches process the same token index in a step, so the new
-keys are written with one slice update. `engine` calls this module.
+A trunk is a prompt with its thinking. A branch is an answer that continues a trunk from a cut. It
+starts with a forced suffix, such as the tag that closes the thinking. A branch attends to the
+cached keys of its trunk up to its cut, and its cache contains only the keys of its suffix and its
+answer. The trunk is therefore neither copied nor prefilled again. In each step, all branches
+process the same token index, so the new keys are written with one slice update. `engine` calls this
+module.
 """
 
 import dataclasses
@@ -27,19 +29,20 @@ from bacr_jax.rollout.sampling import RowIds, SamplingInputs, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 
-# If a trace has more cuts than this number, an evaluation answers this number of cuts at a time.
+# If a trace has more truncation points than this number, an evaluation answers this number of them
+# at a time, to limit the memory for keys and values.
 CUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of cuts that are answered together.
+    """Consecutive truncation points (cuts) of n traces, for which answers are decoded together.
 
     Attributes:
-      first: index of the first cut in the chunk.
+      first: index of the first cut of the chunk among all cuts of a trace.
       cuts: number of thinking tokens before each cut. The last cut is repeated to fill the chunk.
-      wanted: True if the cut needs an answer. False if an earlier cut is at the same position, or
-        if the cut only fills the chunk.
+      wanted: True if an answer must be decoded at the cut. False if an earlier cut is at the same
+        position, or if the cut only fills the chunk.
     """
 
     first: int
@@ -50,7 +53,9 @@ class Chunk:
 def split(
     cuts: Int[np.ndarray, "n M"], source: Int[np.ndarray, "n M"], at_once: int
 ) -> list[Chunk]:
-    """Splits cuts into chunks of equal width. Chunks in which no cut needs an answer are omitted.
+    """Splits truncation points (cuts) into chunks with the same number of cuts.
+
+    Chunks in which no cut needs an answer are omitted.
 
     Args:
       cuts: number of thinking tokens before each cut.
@@ -75,16 +80,19 @@ def answer(
     at_once: int,
     decode: Callable[[Chunk], Branches],
 ) -> Branches:
-    """Answers all cuts in chunks. The result is the same as when all cuts are decoded together.
+    """Decodes an answer at every truncation point (cut), in chunks of cuts to limit memory.
+
+    The result is the same as if the answers at all cuts were decoded together.
 
     Args:
       cuts: number of thinking tokens before each cut.
-      thinking: number of thinking tokens of each row.
+      thinking: number of thinking tokens of each trace.
       at_once: number of cuts per chunk.
-      decode: function that answers the wanted cuts of a chunk. It returns arrays on the host.
+      decode: function that decodes an answer at the wanted cuts of a chunk, and returns the answers
+        on the host.
 
     Returns:
-      Branches at every cut. Cuts at the same position share an answer.
+      The answers (branches) at all cuts. Cuts at the same position share an answer.
     """
     source = distinct_cuts(cuts, thinking)
     chunks = split(cuts, source, at_once)
@@ -105,21 +113,27 @@ def answer(
 
 @pytree
 class BranchState:
-    """State of branches that are being decoded.
+    """State of branches (answers at truncation points of a trace) that are being decoded.
 
-    Fields that are not listed have the same meaning as in `trunks.TrunkState`.
+    B traces have M branches each. A is the number of token positions per branch, and T the maximum
+    number of sampled tokens per answer.
 
     Attributes:
-      cache: keys and values of the branches per layer, [B M, K, A, H] each. The branches of a row
+      cache: keys and values of the branches per layer, [B M, K, A, H] each. The branches of a trace
         are adjacent, in the same order as their queries, so that a step can write its slice in
         place.
-      tokens: forced and sampled tokens.
-      context: number of trunk tokens that each branch attends to, including the prompt.
-      forced: number of forced tokens at the start.
+      tokens: forced tokens, then sampled tokens of each branch.
+      context: number of tokens of prompt and thinking that each branch attends to.
+      forced: number of forced tokens at the start of each branch.
       sampled: number of answer tokens sampled so far.
-      finished: True if the answer was closed by the closing tag or by an end token.
-      source: index of the branch whose answer is used at each cut.
-      phi: budget embedding of the trunks.
+      matched: state of the automaton that detects the closing tag of the answer.
+      ended: True if no more tokens will be sampled in this branch.
+      finished: True if the answer was closed by its closing tag or by an end token.
+      broken: True if the branch ended because its logits were non-finite.
+      logprobs: log-probability (nats) of each sampled token under the sampling distribution.
+      ids: ids that determine the random numbers of each trace.
+      source: index of the branch whose answer is used at each truncation point.
+      phi: budget embedding of each trace. None without budget conditioning.
     """
 
     cache: tuple[LayerCache, ...]
@@ -149,20 +163,25 @@ def open_branches(
     phi: Phi = None,
     wanted: Bool[Array, "B M"] | None = None,
 ) -> BranchState:
-    """Starts a branch at every cut and sets its forced suffix.
+    """Starts an answer (branch) at every truncation point (cut), with a forced suffix.
 
-    If the model closed its thinking with the tag, a cut at or after the end of the thinking keeps
-    this closing text and is followed by the natural suffix. At every other cut, the forced suffix
-    closes the thinking.
+    At most cuts, the forced suffix closes the thinking. The exception is a cut at or after the end
+    of thinking that the model closed with the tag. This branch keeps the model's closing tag and
+    continues with `rules.natural_suffix`.
 
     Args:
+      trunks: prompts with their sampled thinking.
       cuts: number of thinking tokens before each cut. A cut after the end of the thinking is moved
         to the end.
+      ids: ids that determine the random numbers of each trace.
+      rules: decoding rules, which contain the suffixes.
+      spec: static settings of the decoder.
       answer_tokens: maximum number of sampled tokens per answer.
       share: if True, cuts at the same position share an answer. Only one of their branches is
         decoded, and the others copy its result. If False, an answer is decoded for each cut.
-      phi: budget embedding of the trunks.
-      wanted: True for cuts to answer; None for all cuts. All other branches are marked as ended.
+      phi: budget embedding of each trace. None without budget conditioning.
+      wanted: True for cuts at which an answer is decoded. None for all cuts. The branches at all
+        other cuts are marked as ended.
     """
     chex.assert_rank([cuts, ids.row], [2, 1])
     b, m = cuts.shape
@@ -207,9 +226,15 @@ def feed_branches(
     *,
     spec: DecodeSpec,
 ) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
-    """Runs token `at` of every branch through the model.
+    """Runs token `at` of every branch (answer at a truncation point) through the model.
 
-    Each branch attends to its trunk up to its cut, and to its own tokens up to `at`.
+    Each branch attends to the prompt and the thinking before its truncation point, and to its own
+    tokens up to `at`.
+
+    Args:
+      trunk_cache: cached keys and values of prompts and thinking, per layer.
+      state: state of the branches.
+      at: index of the token within the branches.
 
     Returns:
       The fp32 logits of token `at + 1` of all B M branches, and the updated caches of the branches.
@@ -269,10 +294,17 @@ def branch_step(
     spec: DecodeSpec,
     first_cut: Int[Array, ""] | int = 0,
 ) -> BranchState:
-    """Feeds token `at` of every branch, and samples token `at + 1` if it comes after the suffix.
+    """Runs token `at` of every branch (answer) through the model, and samples token `at + 1`.
 
-    The PRNG key of a branch depends on the index of its cut, which is `first_cut` plus the index of
-    the branch.
+    Tokens of the forced suffix are not sampled.
+
+    Args:
+      trunk_cache: cached keys and values of prompts and thinking, per layer.
+      state: state of the branches.
+      at: index of the token within the branches.
+      draws: PRNG key, decoding rules and sampling settings.
+      first_cut: index of the first branch's truncation point among all truncation points of a
+        trace. The PRNG key of a branch depends on the index of its truncation point.
     """
     b, m, _ = state.tokens.shape
     logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
@@ -320,9 +352,10 @@ def decode_branches(
     spec: DecodeSpec,
     num_steps: int,
 ) -> BranchState:
-    """Runs `num_steps` decoding steps of every branch, beginning with step `start`.
+    """Runs `num_steps` decoding steps of all branches (answers), beginning with step `start`.
 
-    The state is donated. The cache of the trunks is only read. See also `trunks.decode_trunks`.
+    The arguments are as for `branch_step`. The state is donated. The cache of prompts and thinking
+    is only read. Like `trunks.decode_trunks`, the loop never waits for the host.
     """
 
     def advance(i: Array, state: BranchState) -> BranchState:
@@ -335,9 +368,10 @@ def decode_branches(
 
 
 def branches_of(state: BranchState) -> Branches:
-    """Returns the sampled answers.
+    """Returns the sampled answers (branches) at all truncation points.
 
-    Cuts that share an answer receive the tokens and counters of the branch in `source`.
+    Truncation points that share an answer receive the tokens and counters of the branch in
+    `source`.
     """
 
     def share(x: Array) -> Array:

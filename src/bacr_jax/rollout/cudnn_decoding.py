@@ -1,10 +1,10 @@
-"""Decoding attention with cuDNN's fused kernel, which only reads the valid keys of each row.
+"""Computes the attention of decoded tokens with cuDNN, which only reads the valid keys of a row.
 
-XLA's attention reads the full length of the cache for every row, even for rows that have ended. The
-cuDNN kernel stops after the number of valid keys of each row, and its scores stay in on-chip
-memory. Query heads that share a key/value head are folded into the query axis, so that the cache
-[B, K, S, H] is read in place. `trunks` and `branches` call this module if `spec.attention` is
-"cudnn".
+A row is the cache of one trace (prompt and thinking). XLA's attention reads the full length of the
+cache for every row, even for rows that have ended. The cuDNN kernel stops after the number of valid
+keys of each row, and its scores stay in on-chip memory. Query heads that share a key/value head are
+folded into the query axis, so that the cache [B, K, S, H] is read in place. `trunks` and `branches`
+call this module if `spec.attention` is "cudnn".
 """
 
 import functools
@@ -61,9 +61,13 @@ def attend_rows(
     lengths: Int[Array, "B"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Float[Array, "B 1 N H"]:
-    """Returns the attention output of one token per row over the first `lengths` keys of its row.
+    """Returns the attention output of one token per row (trace).
 
-    These keys include the key of the token itself.
+    Args:
+      q: query of each token.
+      cache: keys and values of the rows. They include the key and value of the token itself.
+      lengths: number of keys, from the start of the row, that each token attends to.
+      mesh: devices over which rows are sharded. None for a single device.
     """
     return _kernel(q, cache, lengths, mesh).reshape(q.shape)
 
@@ -74,12 +78,15 @@ def partial_rows(
     lengths: Int[Array, "B M"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Partial:
-    """Returns the attention output of a row's M branches over their trunk, each up to its cut.
+    """Returns the attention output of M answers per trace over prompt and thinking.
 
-    The kernel runs once per branch.
+    Each answer attends to the tokens before its truncation point. The kernel runs once per answer.
 
     Args:
-      lengths: number of trunk keys that each branch attends to, at least 1.
+      q: query of one token per answer.
+      cache: keys and values of prompt and thinking of each trace.
+      lengths: number of keys that each answer attends to, at least 1.
+      mesh: devices over which traces are sharded. None for a single device.
 
     Returns:
       A `Partial` to be merged with the attention over other segments. It contains the normalized
@@ -121,7 +128,7 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-    """Compiles the attention of trunks and branches, once for each combination of sizes."""
+    """Compiles the attention of thinking and of answers, once for each combination of sizes."""
     keys: Any = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
     cache = LayerCache(keys, keys)
     q = jax.ShapeDtypeStruct((rows, 1, heads * group, head_dim), dtype)

@@ -1,8 +1,8 @@
-"""Decoding functions that trunks and branches share.
+"""Contains the decoding functions shared by thinking (`trunks`) and answers (`branches`).
 
 `run_blocks` and `output_logits` run tokens through the model with an attention function of the
-caller. `draw_tokens` samples tokens from logits and detects tokens that end a row. `count_tokens`
-updates the counters of a state.
+caller. `draw_tokens` samples a token for each row (thinking or answer) and detects tokens that end
+a row. `count_tokens` updates the counters of a decoding state.
 """
 
 import dataclasses
@@ -31,14 +31,16 @@ _State = TypeVar("_State", bound=Any)
 
 @pytree
 class StepResult:
-    """The token sampled for each row in a decoding step; `...` are the axes of the rows.
+    """The token sampled for each row (thinking or answer) in a decoding step.
+
+    The shape `...` is [traces] for thinking, and [traces, answers] for answers.
 
     Attributes:
       token: sampled token ids. Only valid where `live` is True.
       logprob: log-probability of the token, in nats.
       live: True if the token is appended to the row.
       broken: True if the row needed a token but its logits are non-finite.
-      matched: state of the closing tag's automaton after the token.
+      matched: state of the automaton that detects the closing tag, after the token.
       by_tag: True if the token completes the closing tag.
       by_eos: True if the token ends the turn without completing the closing tag.
     """
@@ -142,14 +144,17 @@ def draw_tokens(
 ) -> StepResult:
     """Samples a token for every row and advances the automaton that detects the closing tag.
 
+    A row is the thinking of a trace, or one of its answers.
+
     Args:
       keys: one PRNG key per row.
       logits: fp32 logits of each row's next token.
-      active: True for rows that need a token. Its size is R.
+      active: True for rows that need a token. The array has R entries, of any shape.
       matched: state of the closing tag's automaton in each row.
       closing: automaton of the closing tag.
       draws: decoding rules and sampling settings.
-      streams: stream of each row, which determines its temperature.
+      streams: index of each row's temperature, if `draws.sampling` contains several.
+      mesh: devices over which the logits are sharded. None for a single device.
     """
     rules = draws.rules
     sampling = draws.sampling.for_rows(streams)
@@ -167,10 +172,15 @@ def draw_tokens(
 
 
 def count_tokens(state: _State, result: StepResult, limit: Int[Array, "..."] | int) -> _State:
-    """Updates the counters of a state with the result of a step.
+    """Updates the counters of a decoding state with the result of a step.
 
-    A row ends if the closing tag is complete, the turn has ended, the maximum number of sampled
-    tokens is reached, or the logits are non-finite.
+    A row (thinking or answer) ends if the closing tag is complete, the turn has ended, the maximum
+    number of sampled tokens is reached, or the logits are non-finite.
+
+    Args:
+      state: state of the trunks or of the branches.
+      result: result of the step.
+      limit: maximum number of sampled tokens of each row.
     """
     sampled = state.sampled + result.live
     closed = result.by_tag | result.by_eos

@@ -1,6 +1,8 @@
-"""The phases of a rollout on the device: prefill, decoding of trunks, and decoding of answers.
+"""Runs the phases of a rollout on the device: prefill, decoding of thinking and of answers.
 
-`rollouts` calls these phases in order and assigns rows to slots.
+A slot decodes one trace (row) at a time. A trunk is a prompt with its thinking, and a branch is an
+answer that continues the thinking from a truncation point (cut). `rollouts` calls the phases in
+order and assigns rows to slots.
 """
 
 import dataclasses
@@ -40,14 +42,15 @@ _branches_of = jax.jit(branching.branches_of)
 
 @dataclass(frozen=True)
 class OpenBranches:
-    """Branches that are being decoded, with the trunks and caches that they attend to.
+    """Answers (branches) that are being decoded, with the thinking that they attend to.
 
     Attributes:
-      trunk_cache: cached keys and values of the trunks, per layer.
-      trunks: the trunks.
-      state: decoding state of the branches.
-      places: index of each slot's row in `trunks` and `state`.
-      first_cut: index of the first of these cuts within the row, if cuts are answered in chunks.
+      trunk_cache: cached keys and values of prompts and thinking, per layer.
+      trunks: the prompts with their thinking.
+      state: decoding state of the answers.
+      places: index of each requested slot's trace in `trunks` and `state`.
+      first_cut: index of the first truncation point in `state` among all truncation points of a
+        trace. It is not 0 if truncation points are answered in chunks.
     """
 
     trunk_cache: tuple[LayerCache, ...]
@@ -58,7 +61,11 @@ class OpenBranches:
 
 
 def prompt_widths(prompt_width: int) -> list[int]:
-    """Returns the possible widths of padded prompts in the prefill, in ascending order."""
+    """Returns the possible widths of padded prompts in the prefill, in ascending order.
+
+    Args:
+      prompt_width: largest width, in tokens.
+    """
     return [*range(_PROMPT_STEP, prompt_width, _PROMPT_STEP), prompt_width]
 
 
@@ -71,9 +78,10 @@ def distinct_prompts(
       count: maximum number of distinct prompts.
 
     Returns:
-      (first, source). `first` contains the index of a row for each distinct prompt. It is repeated
-      to a length of `count`. `source` contains, for each row, the position of its prompt in
-      `first`. `source` is None if there are more than `count` distinct prompts.
+      (first, source). `first` contains, for each distinct prompt, the index of a row of the batch
+      with this prompt, padded by repetition to a length of `count`. `source` contains, for each
+      row, the position of its prompt in `first`. `source` is None if there are more than `count`
+      distinct prompts.
     """
     text = np.column_stack([prompts.lengths, prompts.tokens])
     _, first, source = np.unique(text, axis=0, return_index=True, return_inverse=True)
@@ -83,24 +91,26 @@ def distinct_prompts(
 
 
 class SlotDecoder:
-    """Runs the phases of a rollout with compiled functions on the state of the slots.
+    """A decoder with a fixed number of slots, each of which decodes one trace (row) at a time.
+
+    It stores the state of all slots on the device, and its methods run compiled functions on it.
 
     Attributes:
       spec: static settings of the rollout.
       prompts: prompts of all rows, on the host.
       width: number of tokens per padded prompt.
-      lengths: possible lengths of the caches, in ascending order.
+      lengths: possible lengths of the caches in tokens, in ascending order.
       sizes: possible numbers of rows that are prefilled or answered together, in ascending order.
     """
 
     def __init__(
         self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: SamplingSetup
     ):
-        """Creates an engine whose slots are free. The arguments are as for `rollouts.generate`.
+        """Creates a decoder whose slots are free. The arguments are as for `rollouts.generate`.
 
         Raises:
-          UserError: `phi_of` is given but the model has no gates or no conditioning, or cuDNN has
-            no kernel for these shapes.
+          UserError: `sampler.phi_of` is set but the model has no budget conditioning or no gates
+            for the budget embedding, or cuDNN has no kernel for these shapes.
         """
         spec = sampler.spec
         if sampler.phi_of is not None and (spec.conditioning is None or params.gates is None):
@@ -135,7 +145,10 @@ class SlotDecoder:
         self._draws = draws
 
     def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
-        """Returns the budget embedding of each row. It is zero for rows without a budget."""
+        """Returns the budget embedding of each trace, zero for traces without a budget.
+
+        The result is None if the policy has no budget embedding.
+        """
         if self._phi_of is None:
             return None
         phi = self._phi_of(np.maximum(budgets, 0))
@@ -151,7 +164,7 @@ class SlotDecoder:
 
     @property
     def answer_steps(self) -> tuple[int, int]:
-        """Returns the number of decoding steps of an answer, and the number of steps per chunk."""
+        """Returns (number of decoding steps of an answer, number of steps per compiled call)."""
         total = self._draws.rules.suffix_length + self.spec.answer_tokens - 1
         return total, min(self.spec.chunk, total)
 
@@ -170,7 +183,7 @@ class SlotDecoder:
         *,
         together: bool = False,
     ) -> None:
-        """Prefills rows into slots and waits until the device has finished.
+        """Prefills the prompts of rows (traces) into slots, and waits for the device.
 
         Args:
           rows: all rows of the rollout.
@@ -200,11 +213,12 @@ class SlotDecoder:
         slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """Prefills one batch, whose number of rows must be one of `sizes` (see `prefill`).
+        """Prefills one batch, whose number of rows must be one of `sizes`.
 
         Args:
           rows: the rows of this batch.
           indices: index of each row's prompt in `self.prompts`.
+          slots, together: as for `prefill`.
         """
         prompts = jax.tree.map(lambda x: x[indices], self.prompts)
         longest = int(prompts.lengths.max())
@@ -235,7 +249,7 @@ class SlotDecoder:
         )
 
     def decode(self) -> None:
-        """Decodes one chunk of tokens in every slot."""
+        """Decodes `spec.chunk` thinking tokens in every decoding slot."""
         self._state = trunking.decode_trunks(
             self._params, self._state, self._draws, spec=self.spec.decode, num_steps=self.spec.chunk
         )
@@ -243,16 +257,20 @@ class SlotDecoder:
     def status(
         self,
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
-        """Returns (ended, broken, number of sampled tokens) for each slot, on the host."""
+        """Returns (ended, broken, number of sampled tokens) for each decoding slot, on the host.
+
+        `ended` is True if the thinking in the slot has ended or the slot is free. `broken` is True
+        if the thinking ended because logits were non-finite.
+        """
         state = self._state
         return to_host((state.ended, state.broken, state.sampled))
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
-        """Returns the prompt and the sampled tokens of each slot, on the host."""
+        """Returns the prompt and the sampled tokens in each decoding slot, on the host."""
         return to_host(self._state.tokens)
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
-        """Returns the trunks of the rows in the given slots, on the host."""
+        """Returns the prompts and the thinking (trunks) in the given slots, on the host."""
         trunks = to_host(_trunks_of(self._state))
         return jax.tree.map(lambda x: x[slots], trunks)
 
@@ -263,12 +281,13 @@ class SlotDecoder:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> OpenBranches:
-        """Starts a branch at every cut of the rows in the given slots.
+        """Starts an answer (branch) at every truncation point (cut) of the traces in given slots.
 
         Args:
+          slots: slots of the traces.
           cuts: number of thinking tokens before each cut.
-          wanted: True for cuts that need an answer; None for all cuts.
-          first_cut: index of the first of these cuts among all cuts of a row.
+          wanted: True for cuts at which an answer is decoded. None for all cuts.
+          first_cut: index of the first given cut among all cuts of a trace.
         """
         spec = self.spec
         state = self._state
@@ -307,7 +326,12 @@ class SlotDecoder:
         return OpenBranches(cache, trunks, opened, places, first_cut)
 
     def decode_branches(self, opened: OpenBranches, start: int) -> OpenBranches:
-        """Decodes one chunk of every branch, starting at step `start`. Donates `opened.state`."""
+        """Decodes one chunk of tokens of every answer (branch), and donates `opened.state`.
+
+        Args:
+          opened: the answers and the thinking that they attend to.
+          start: index of the first decoding step. The number of steps is `answer_steps[1]`.
+        """
         state = branching.decode_branches(
             self._params,
             opened.trunk_cache,
@@ -321,16 +345,19 @@ class SlotDecoder:
         return dataclasses.replace(opened, state=state)
 
     def with_current_caches(self, opened: OpenBranches) -> OpenBranches:
-        """Returns open branches that read the current caches of the trunks.
+        """Returns unfinished answers (branches) that read the current caches of the thinking.
 
-        Prefilling or decoding trunks replaces the caches. Branches that are still being decoded can
-        continue with the new caches, if they use all slots in order and their slots were not
-        prefilled again.
+        Prefilling prompts or decoding thinking replaces the caches. Answers that are still being
+        decoded can continue with the new caches, if they use all slots in order and their slots
+        were not prefilled again.
         """
         return dataclasses.replace(opened, trunk_cache=self._state.cache)
 
     def first_answers(self, opened: OpenBranches) -> list[Int[np.ndarray, "n"]]:
-        """Returns the forced and sampled tokens so far at each slot's first cut, on the host."""
+        """Returns the tokens so far of the answer at the first truncation point of each trace.
+
+        The tokens, forced and sampled, are on the host.
+        """
         state = opened.state
         arrays = (state.tokens, state.forced, state.sampled)
         tokens, forced, sampled = to_host(arrays)
@@ -338,7 +365,10 @@ class SlotDecoder:
         return [tokens[i, 0, : lengths[i]] for i in opened.places]
 
     def answers(self, opened: OpenBranches) -> Branches:
-        """Returns the decoded answers on the host. Several answers at the same cut are adjacent."""
+        """Returns the decoded answers on the host.
+
+        If there are several answers per truncation point, they are adjacent.
+        """
         branches: Branches = jax.tree.map(
             lambda x: x[opened.places], to_host(_branches_of(opened.state))
         )

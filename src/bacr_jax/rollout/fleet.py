@@ -1,7 +1,8 @@
 """Samples training rollouts with vLLM servers.
 
-After each update, the learner sends its weights to the servers. The servers then sample the rows of
-the next rollout. `training/served.py` builds the fleet. This module does not start or stop servers.
+After each update, the learner sends its weights to the servers. The servers then sample the traces
+of the next rollout. `training/served.py` builds the fleet. This module does not start or stop
+servers.
 """
 
 import asyncio
@@ -51,15 +52,21 @@ _SERVER_FAULT = 500
 
 
 class ServersLost(Preempted):
-    """All servers are lost. The run saves a checkpoint, and the same command resumes it."""
+    """Raised if all servers are lost. The run saves a checkpoint and can be resumed."""
 
 
 @runtime_checkable
 class SampleTraces(Protocol):
-    """Interface of samplers for training: the built-in decoder or a fleet of servers."""
+    """A sampler of training rollouts: the built-in decoder or a fleet of servers."""
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Loads a version of the learner's parameters, which later rollouts sample with."""
+        """Loads parameters of the policy, with which later rollouts are sampled.
+
+        Args:
+          params: parameters of the policy.
+          version: version number of the parameters.
+          poll: callback that may raise an exception to stop waiting. None disables it.
+        """
 
     def generate(
         self,
@@ -69,24 +76,28 @@ class SampleTraces(Protocol):
         sampler: SamplingSetup,
         listeners: Callbacks,
     ) -> Rollout:
-        """Samples a rollout with the loaded parameters. Arguments as for `rollouts.generate`."""
+        """Samples a rollout with the loaded parameters.
+
+        The arguments are as for `rollouts.generate`.
+        """
 
 
 @dataclass
 class Fleet:
     """A group of vLLM servers that sample with the same version of the policy.
 
-    It replaces the built-in decoder and implements `SampleTraces`. If a server is lost, another
-    server samples its unfinished rows again with the same seeds. Lost servers are tried again at
-    the next weight update.
+    A fleet replaces the built-in decoder and implements `SampleTraces`. If a server is lost,
+    another server samples its unfinished traces again with the same seeds. Lost servers are tried
+    again at the next weight update.
 
     Attributes:
       servers: all servers.
       asking: settings of remote sampling.
-      probe: supplies contexts for the check that each server samples with the right weights.
-      write: writes parameters to a new folder in Hugging Face format.
-      folder: parent of these folders, with one folder per version. The servers must be able to read
-        it.
+      probe: functions with which the learner checks that each server samples with the right
+        weights (`probe`).
+      write: function that writes parameters to a new folder in Hugging Face format.
+      folder: folder that contains one folder per version of the weights. The servers must be able
+        to read it.
       dtype: dtype of the servers' matrix products, for error messages.
       bound: maximum root mean square difference between log-probabilities of servers and learner,
         in nats.
@@ -108,11 +119,12 @@ class Fleet:
     lock: TextIO | None = None
     version: int | None = None
     alive: list[Server] = field(default_factory=list)
-    # Sum of the thinking limits of all rows in flight, by server URL.
+    # Sum of the thinking limits (tokens) of all traces that a server is sampling, by server URL.
     _load: dict[str, int] = field(default_factory=dict)
     # URLs of servers whose settings have been checked by `Server.connect`.
     _connected: set[str] = field(default_factory=set)
-    # Contexts of the next check, and the learner's scores for them with the current weights.
+    # Contexts (prompts with the beginning of a response) of the next check, and the learner's
+    # log-probabilities of all next tokens after them under the current weights.
     _contexts: list[Context] = field(default_factory=list)
     _scores: np.ndarray | None = None
     # Accumulated evidence that a server still samples with older weights, by server URL.
@@ -130,7 +142,7 @@ class Fleet:
         return ask(prompts, rows, key, sampler, listeners, self._sample_row)
 
     async def _sample_row(self, asked: AskedRow) -> AnsweredRow:
-        """Samples a row with the least loaded server. If that server is lost, tries another one.
+        """Samples a trace with the least loaded server. If that server is lost, tries another one.
 
         Raises:
           ServersLost: all servers are lost.
@@ -185,7 +197,9 @@ class Fleet:
             self.print_line(f"WARNING, rollout.urls: {error}; {remaining}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Sends weights to the servers if they have a different version, and checks their samples.
+        """Sends weights to the servers and checks that the servers sample with these weights.
+
+        The weights are not sent if the servers already have this version.
 
         Raises:
           ServersLost: all servers are lost.
@@ -283,7 +297,10 @@ class Fleet:
             self._lose(server, error)
 
     def _check(self, params: Params, version: int, poll: Poll) -> None:
-        """Compares the log-probabilities that servers and learner compute for the servers' tokens.
+        """Checks that each server samples with the weights that were sent to it.
+
+        Each server samples a token after each of a set of contexts. Its log-probabilities of these
+        tokens are compared with the learner's.
 
         Raises:
           UserError: a server samples with wrong weights or returns invalid tokens.
@@ -315,7 +332,7 @@ class Fleet:
         """
         by_learner = picked(ours, tokens)
         difference = rms_difference(theirs, by_learner)
-        # Use `not` and `<=`, so that NaN is also rejected.
+        # Use `not` and `<=`, because a comparison with NaN is False, and NaN must be rejected.
         if not difference <= self.bound:
             raise UserError(
                 f"rollout.urls: {server.url} does not sample with the weights it was sent: "
@@ -338,9 +355,9 @@ class Fleet:
             )
 
     def _draw_contexts(self, version: int, poll: Poll) -> list[Context]:
-        """Returns the contexts for the check of a version.
+        """Returns contexts (prompts with the beginning of a response) for the check of a version.
 
-        Their responses are sampled by the first server that answers.
+        The responses are sampled by the first server that is not lost.
 
         Raises:
           ServersLost: all servers are lost.

@@ -1,8 +1,9 @@
-"""Detects servers that sample with other weights than they were sent.
+"""Detects servers that sample with different weights than the learner sent to them.
 
-After each weight update, every server samples one token after each of a set of contexts. The
-learner scores these tokens with the current and with the previous weights. The contexts are drawn
-and scored before the weights are updated, so no copy of the previous weights is needed.
+After each weight update, every server samples one token after each of a set of contexts (a prompt
+and the beginning of a response). The learner scores these tokens with the current and with the
+previous weights. The contexts are drawn and scored before the weights are updated, so no copy of
+the previous weights is needed.
 """
 
 import math
@@ -18,17 +19,18 @@ from bacr_jax.types import Params
 CONTEXTS = 64
 # Maximum number of response tokens in a context.
 DEPTH = 8
-# Maximum root mean square difference between the log-probabilities of server and learner, in nats.
-# The key is the dtype in which both compute matrix products.
+# Maximum root mean square difference between the log-probabilities of server and learner, in nats,
+# by the dtype in which both compute matrix products.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
 # Differences smaller than this fraction of the bound are considered rounding errors.
 _RESOLUTION = 1e-3
-# Assumed probability that a token is closer to the previous weights if the server still uses them.
-# Only tokens that distinguish the weights are counted. For a server with the current weights, this
-# probability is at most one half, because rounding errors are symmetric.
+# Assumed probability that, if a server still uses the previous weights, its log-probability of a
+# token is closer to the learner's log-probability under the previous weights than under the
+# current ones. Only tokens that distinguish the weights are counted. For a server with the current
+# weights, this probability is at most one half, because rounding errors are symmetric.
 _NEARER_OF_STALE = 0.9
-# Evidence at which a server is rejected. A server with the right weights reaches it at most once in
-# 1e8 tokens.
+# Evidence (a log-likelihood ratio) at which a server is rejected. A server with the right weights
+# reaches it at most once in 1e8 tokens.
 CERTAIN = math.log(1e8)
 
 
@@ -38,7 +40,7 @@ class Context:
 
     Attributes:
       prompt: token ids of the prompt.
-      budget: thinking budget in tokens that the policy is conditioned on. None without a budget.
+      budget: thinking budget in tokens that the policy receives as input. None without a budget.
       response: token ids of the response so far.
     """
 
@@ -49,11 +51,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Probe:
-    """Supplies the contexts of a check and the learner's scores for them.
+    """Two functions with which the learner checks the weights of a server.
 
     Attributes:
-      draw: maps a version of the weights to prompts and budgets, which differ between versions.
-      score: returns the log-probability of every possible next token after each context.
+      draw: function that maps the version number of the weights to contexts without responses. Each
+        version has different contexts.
+      score: function that returns the log-probability, in nats, of every possible next token after
+        each context.
     """
 
     draw: Callable[[int], list[Context]]
@@ -61,7 +65,12 @@ class Probe:
 
 
 def rms_difference(theirs: Float[np.ndarray, "n"], ours: Float[np.ndarray, "n"]) -> float:
-    """Returns the root mean square difference of log-probabilities, in nats."""
+    """Returns the root mean square difference of log-probabilities, in nats.
+
+    Args:
+      theirs: log-probabilities computed by the server.
+      ours: log-probabilities of the same tokens, computed by the learner.
+    """
     mean_square = np.mean(np.square(theirs - ours))
     return float(np.sqrt(mean_square))
 
@@ -75,9 +84,10 @@ def evidence_of_stale_weights(
     """Returns the evidence that a server still samples with the previous weights.
 
     The result is the log-likelihood ratio of "the server has the previous weights" to "the server
-    has the current weights". A token counts if the two weights score it differently, and if the
-    server's log-probability is more than twice as close to one of the scores as to the other. The
-    size of the distance is not used, so no assumption about the size of rounding errors is needed.
+    has the current weights". A token counts if the learner's log-probabilities under the two
+    weights differ, and if the server's log-probability is more than twice as close to one of them
+    as to the other. The size of the distance is not used, so no assumption about the size of
+    rounding errors is needed.
 
     Args:
       theirs: the server's log-probabilities of the tokens that it sampled.
@@ -102,6 +112,11 @@ def evidence_of_stale_weights(
 def picked(
     scores: Float[np.ndarray, "n V"], tokens: Int[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n"]:
-    """Returns the score of one token per context."""
+    """Returns the log-probability of one token per context.
+
+    Args:
+      scores: log-probabilities of all tokens after each context.
+      tokens: id of the token to select for each context.
+    """
     rows = np.arange(len(tokens))
     return scores[rows, tokens].astype(np.float64)

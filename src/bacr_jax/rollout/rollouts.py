@@ -1,7 +1,9 @@
-"""Samples thinking and answers for prompts and budgets. Slots are refilled as rows finish.
+"""Samples thinking and answers for prompts and thinking budgets.
 
-Training, evaluation and scripts call `generate`. `precompile` compiles all programs that `generate`
-can need, before it is first called.
+A row is one trace: a prompt with its thinking (the trunk) and the answers (branches) at truncation
+points of the thinking (cuts). A fixed number of decoding slots process one row each, and a slot is
+refilled when its row has finished. Training, evaluation and scripts call `generate`. `precompile`
+compiles all programs that `generate` can need, before it is first called.
 """
 
 import contextlib
@@ -37,23 +39,24 @@ from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
 
 @dataclass
 class Rollout:
-    """Result of `generate`, on the host, in the order of the prompts.
+    """The traces and answers sampled by `generate`, on the host, in the order of the prompts.
 
     Attributes:
       trunks: prompts and sampled thinking.
-      branches: sampled answers. Branch m A + a is answer a of the A answers at cut m.
+      branches: sampled answers. With A answers per truncation point, branch m A + a is answer a at
+        truncation point m.
       counters: statistics by name:
 
-        * row_steps: number of decoding steps, summed over slots and answer lanes.
-        * tokens: number of sampled tokens in thinking and distinct answers. A row step samples at
-          most one token.
-        * wasted_share: 1 - tokens / row_steps.
+        * row_steps: number of decoding steps, summed over slots while thinking is decoded, and over
+          parallel answers while answers are decoded. Each samples at most one token.
+        * tokens: number of sampled tokens in thinking and distinct answers.
+        * wasted_share: 1 - tokens / row_steps, the share of steps that sampled no token.
         * occupancy: share of the slots' thinking steps that sampled a token.
         * prefill_tokens: number of prompt tokens.
         * prefill_s, decode_s, answer_s: wall-clock seconds of each phase.
         * prefill_tokens_per_s, decode_tokens_per_s: throughput of these phases.
-        * forced_share: share of rows whose thinking was cut off at the budget.
-        * thinking_mean, thinking_max: number of thinking tokens per row.
+        * forced_share: share of traces whose thinking was truncated at the budget.
+        * thinking_mean, thinking_max: mean and maximum number of thinking tokens per trace.
         * excess_mean: mean number of thinking tokens beyond the budget (in the grace window).
     """
 
@@ -70,16 +73,18 @@ def generate(
     sampler: SamplingSetup,
     listeners: Callbacks = Callbacks(),
 ) -> Rollout:
-    """Samples thinking under budgets, then an answer at every cut.
+    """Samples thinking under token budgets, then an answer at every truncation point (cut).
 
-    Finished rows free their slots for waiting rows, those with the longest budgets first. The text
-    of a row depends only on `key`, the row's id, its prompt and its budget.
+    A row is one trace with its answers. Finished rows free their decoding slots for waiting rows,
+    longest budget first. The text of a row depends only on `key`, the row's id, its prompt and its
+    budget.
 
-    One rollout can serve several callers. With C keys (and temperatures), the text of a row is the
-    same as in a rollout that only uses the key of the row's stream.
+    One rollout can serve several callers. Each caller's rows form a stream with its own key and
+    optionally its own temperature. The text of a row is the same as in a rollout that only contains
+    this stream.
 
     Args:
-      params: decode copy of the policy's parameters.
+      params: parameters of the policy, as a copy in the layout for decoding.
       prompts: prompts of all rows.
       rows: budgets, cuts and ids of all rows.
       key: PRNG key of this rollout, or one key for each of C streams.
@@ -107,7 +112,7 @@ def generate(
 
 
 class RolloutLoop:
-    """State of a `generate` call on the host.
+    """The host side of one `generate` call, which assigns traces (rows) to decoding slots.
 
     Attributes:
       engine: runs the phases on the device.
@@ -115,13 +120,14 @@ class RolloutLoop:
       scheduler: assigns rows to slots.
       sampled: number of thinking tokens sampled so far in each row.
       ended: True for slots whose row has finished its thinking, and for free slots.
-      work: number of decoding steps of slots and of answer lanes, and wall-clock seconds of each
+      work: number of decoding steps for thinking and for answers, and wall-clock seconds of each
         phase.
-      answered: (row indices, trunks, branches) of each batch of answered rows, in order.
+      answered: (row indices, thinking, answers) of each batch of rows that were answered together,
+        in the order in which the batches finished.
     """
 
     def __init__(self, engine: SlotDecoder, rows: ResolvedRequest, listeners: Callbacks):
-        """Puts all rows into the queue."""
+        """Puts all rows (one trace each) into the queue."""
         spec = engine.spec
         self.engine = engine
         self.rows = rows
@@ -134,14 +140,14 @@ class RolloutLoop:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Context manager that adds the wall-clock seconds of a phase to `work`."""
+        """Adds the wall-clock seconds of a phase to `work`. Use it as a context manager."""
         started = time.perf_counter()
         yield
         seconds = self.work.get(name, 0.0)
         self.work[name] = seconds + time.perf_counter() - started
 
     def fill_slots(self) -> None:
-        """Moves waiting rows to free slots, and resizes the caches for the next chunk."""
+        """Moves waiting rows (traces) to free slots, and resizes the caches for the next steps."""
         engine = self.engine
         scheduler = self.scheduler
         entering, slots = scheduler.assign()
@@ -162,7 +168,7 @@ class RolloutLoop:
                 engine.prefill(self.rows, entering, slots, together=together)
 
     def decode_trunks(self) -> None:
-        """Decodes one chunk of thinking tokens in every slot, if any row is still thinking."""
+        """Decodes a fixed number of thinking tokens in every slot, if any trace is unfinished."""
         engine = self.engine
         occupied = self.scheduler.occupied
         slot_row = self.scheduler.slot_row
@@ -186,7 +192,12 @@ class RolloutLoop:
     def _report_tokens(
         self, on_tokens: Callable[[int, np.ndarray], None], sampled: Int[np.ndarray, "slots"]
     ) -> None:
-        """Passes the new thinking tokens of every row to the callback."""
+        """Passes the new thinking tokens of every row to the callback.
+
+        Args:
+          on_tokens: callback that receives the index of a row and its new tokens.
+          sampled: number of tokens sampled so far in each slot.
+        """
         tokens = self.engine.tokens()
         for slot in np.flatnonzero(self.scheduler.occupied):
             row = int(self.scheduler.slot_row[slot])
@@ -197,10 +208,12 @@ class RolloutLoop:
                 on_tokens(row, tokens[slot, start:stop])
 
     def answer_ended(self) -> bool:
-        """Answers rows that are ready, at all of their cuts, and frees their slots.
+        """Decodes the answers of finished thinking traces and frees the slots of these traces.
+
+        Nothing is decoded until enough slots have ended (`Scheduler.ready`).
 
         Returns:
-          True if any row was ready.
+          True if any answers were decoded.
         """
         slots = self.scheduler.ready(self.ended)
         if not len(slots):
@@ -213,7 +226,11 @@ class RolloutLoop:
         return True
 
     def answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
-        """Returns the trunks and branches of the rows in the given slots, on the host."""
+        """Decodes the answers of the rows in the given slots.
+
+        Returns:
+          The rows' prompts with thinking (trunks) and answers (branches), on the host.
+        """
         engine = self.engine
         indices = self.scheduler.slot_row[slots]
         cuts = self.rows.cuts[indices]
@@ -241,10 +258,14 @@ class RolloutLoop:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> tuple[Trunks, Branches]:
-        """Decodes the branches at the given cuts together, and returns the trunks and the branches.
+        """Decodes the answers at the given truncation points (cuts) together.
 
         Args:
+          slots: slots of the rows to answer.
           cuts, wanted, first_cut: as for `SlotDecoder.open_branches`.
+
+        Returns:
+          The rows' prompts with thinking (trunks) and answers (branches), on the host.
         """
         engine = self.engine
         on_answer = self.listeners.on_answer
@@ -267,7 +288,7 @@ class RolloutLoop:
         return trunks, engine.answers(opened)
 
     def rollout(self) -> Rollout:
-        """Returns all trunks and branches in the order of the prompts, and the counters."""
+        """Returns all traces and answers in the order of the prompts, and the counters."""
         rows = np.concatenate([rows for rows, _, _ in self.answered])
         order = np.argsort(rows)
         parts = [(trunks, branches) for _, trunks, branches in self.answered]
@@ -277,7 +298,7 @@ class RolloutLoop:
 
 
 def slot_sizes(engine: SlotDecoder) -> dict[str, int]:
-    """Returns the sizes that determine the memory of a rollout, for out-of-memory messages."""
+    """Returns the sizes on which a rollout's memory depends, for out-of-memory messages."""
     return {
         "slots": engine.spec.slots,
         "positions": engine.length,
@@ -338,16 +359,16 @@ def precompile(
     """Compiles all programs that `generate` can need, by running each of them once.
 
     Prompts are prefilled at widths that are multiples of 128 tokens. If `prompts` are wider than
-    that, only the width of the first prompt is compiled here. Other widths are compiled when they
-    first occur.
+    128 tokens, only the width of the first prompt is compiled here. Other widths are compiled when
+    they first occur.
 
     Args:
-      params: decode copy of the policy's parameters.
+      params: parameters of the policy, as a copy in the layout for decoding.
       prompts: any prompts with the padded width of later calls.
-      num_cuts: number of cuts per row in later calls.
+      num_cuts: number of truncation points per trace in later calls.
       sampler: settings of later calls. Of the sampling parameters, only `truncated` matters.
-      rows: number of rows in later calls. Slots are only refilled if there are more rows than
-        slots. None compiles for any number of rows.
+      rows: number of traces in later calls. Decoding slots are only refilled if there are more
+        traces than slots. None compiles for any number of traces.
       on_program: callback that is called with (number of finished programs, total number of
         programs) before each program and after the last one. It may raise an exception to skip the
         remaining programs.
@@ -365,7 +386,14 @@ def precompile(
 def _programs(
     engine: SlotDecoder, num_cuts: int, *, refilled: bool, rows: int | None
 ) -> list[Callable[[], None]]:
-    """Returns functions that each run one program of an engine, in the order to run them."""
+    """Returns functions that each run one compiled program, in the order in which to call them.
+
+    Args:
+      engine: decoder whose programs are run.
+      num_cuts: number of truncation points per trace.
+      refilled: True if there are more traces than slots, so that slots are refilled.
+      rows: number of traces in later rollouts. None for any number.
+    """
 
     def prefill(length: int, count: int) -> None:
         engine.fit_caches(length)

@@ -1,8 +1,9 @@
-"""The inputs of a rollout: rows, sampling settings and callbacks.
+"""Defines the inputs of a rollout: rows to sample, sampling settings and callbacks.
 
-Callers of `rollouts.generate` build a request from these classes. A row that can't be decoded
-raises an error that contains its id. Invalid rows are detected before any work on a device, and
-non-finite logits during decoding.
+A row is one trace: a prompt, the thinking sampled after it, and an answer at each truncation point
+of the thinking (cut). Callers of `rollouts.generate` build a request from these classes. A row that
+can't be decoded raises an error that contains the id of the row. Invalid rows are detected before
+any work on a device, and non-finite logits during decoding.
 """
 
 import dataclasses
@@ -31,9 +32,10 @@ class SamplingSetup:
     Attributes:
       spec: static settings of the rollout.
       rules: decoding rules, such as closing tags, forced suffixes and allowed tokens.
-      sampling: temperature and top-p. Contains one temperature per stream if there are several
-        streams.
-      phi_of: maps budgets [B] to their embedding phi. None for the plain model.
+      sampling: temperature and top-p. If the rows are divided into streams (groups with different
+        PRNG keys), it may contain one temperature per stream.
+      phi_of: function that maps budgets [B] to the budget embedding phi. None for a model without
+        budget embedding.
     """
 
     spec: RolloutSpec
@@ -44,16 +46,20 @@ class SamplingSetup:
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """Rows to sample, on the host.
+    """A request to sample B rows (one trace each), on the host.
 
     Attributes:
-      budgets: thinking budget of each row in tokens, 0..spec.max_thinking, or NO_BUDGET.
-      cuts: number of thinking tokens before each cut. With M = 0 cuts, only thinking is sampled.
-      ids: global row ids. The default is 0..B-1.
-      limits: maximum number of thinking tokens, without the grace window. The default is the
-        budget, or spec.max_thinking for NO_BUDGET. If limits and budgets differ, the budgets must
-        also be passed to `make_batch` in the argument `policy_budgets`.
-      streams: index of each row's key and temperature, 0..C-1. Required if there are several keys.
+      budgets: thinking budget of each row that the policy receives as input, in tokens, from 0 to
+        spec.max_thinking. NO_BUDGET for rows without a budget.
+      cuts: number of thinking tokens before each truncation point (cut), at which an answer is
+        sampled. With M = 0 cuts, only thinking is sampled.
+      ids: global row ids, which determine the random numbers of the rows. None for 0..B-1.
+      limits: maximum number of thinking tokens of each row, not counting the grace window, in which
+        a row may continue to the next line break. None for the budget, or for spec.max_thinking if
+        the budget is NO_BUDGET. If limits and budgets differ, the budgets must also be passed to
+        `make_batch` in the argument `policy_budgets`.
+      streams: index of each row's PRNG key and temperature, 0..C-1. Required if there are several
+        keys. None for a single key.
     """
 
     budgets: Int[np.ndarray, "B"]
@@ -63,7 +69,10 @@ class RolloutRequest:
     streams: Int[np.ndarray, "B"] | None = None
 
     def complete(self, spec: RolloutSpec) -> "ResolvedRequest":
-        """Fills in all defaults, and converts all columns to int32 with clipping to its range."""
+        """Returns the request with all defaults filled in.
+
+        All arrays are converted to int32. Numbers outside the int32 range are clipped.
+        """
         budgets = _to_int32(self.budgets)
         limits = self.limits
         if limits is None:
@@ -91,7 +100,7 @@ def _to_int32(numbers: Any) -> Any:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """`RolloutRequest` in which all defaults have been filled in."""
+    """A `RolloutRequest` in which all defaults have been filled in. All arrays are int32."""
 
     budgets: Int[np.ndarray, "B"]
     cuts: Int[np.ndarray, "B M"]
@@ -101,28 +110,30 @@ class ResolvedRequest:
 
     @property
     def row_ids(self) -> RowIds:
-        """Returns the ids and streams, which determine the random numbers of the rows."""
+        """Returns the ids and streams, which determine the random numbers of each trace (row)."""
         ids: Any = self.ids
         streams: Any = self.streams
         return RowIds(ids, streams)
 
     def take(self, index: Int[np.ndarray, "n"]) -> "ResolvedRequest":
-        """Returns the rows with the given indices."""
+        """Returns a request that contains only the rows (traces) with the given indices."""
         columns = vars(self).values()
         return ResolvedRequest(*(column[index] for column in columns))
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Callbacks of a rollout. None disables a callback.
+    """The callbacks of a rollout. None disables a callback.
 
     Attributes:
-      poll: called between chunks. It may raise an exception to stop a long rollout.
-      on_rows: called with the indices of finished rows, their trunks and their branches.
-      on_tokens: called after each chunk of thinking with (row index, new thinking tokens of the
+      poll: called without arguments after every few tokens. It may raise an exception to stop a
+        long rollout.
+      on_rows: called with the indices of finished rows, their prompts with thinking (`Trunks`) and
+        their answers (`Branches`).
+      on_tokens: called after every few thinking tokens with (row index, new thinking tokens of the
         row).
-      on_answer: called after each chunk of answers with (row index, all forced and sampled tokens
-        so far of the answer at the row's first cut).
+      on_answer: called after every few answer tokens with (row index, all forced and sampled tokens
+        so far of the answer at the row's first truncation point).
     """
 
     poll: Poll = None
@@ -134,7 +145,16 @@ class Callbacks:
 def check_request(
     prompts: Prompts, rows: RolloutRequest, key: jax.Array, sampler: SamplingSetup
 ) -> ResolvedRequest:
-    """Checks a request, fills in the defaults of its rows, and adds the grace window to their cuts.
+    """Checks a request and fills in its defaults.
+
+    Cuts (truncation points) at or beyond the thinking limit are moved to the end of the grace
+    window.
+
+    Args:
+      prompts: prompts of all rows.
+      rows: the request.
+      key: PRNG key of the rollout, or one key per stream.
+      sampler: sampling settings.
 
     Raises:
       UserError: a row, a key or the sampling settings are invalid.
@@ -224,7 +244,12 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
 def _check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
-    """Raises UserError if keys and temperatures do not match the streams of the rows."""
+    """Raises UserError if keys and temperatures do not match the streams of the rows (traces).
+
+    Args:
+      key: PRNG key, or one key for each of C streams.
+      streams: index of each row's key and temperature. None if it was not specified.
+    """
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise UserError("rollout: found an old-style key; write jax.random.key(seed)")
     num_keys = key.shape[0] if key.ndim else 1

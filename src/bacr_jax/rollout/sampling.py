@@ -1,7 +1,7 @@
 """Samples the next token and computes its log-probability under the sampling distribution.
 
-Decoding of trunks and branches calls `sample_tokens` once per step. The vocabulary may be sharded
-over devices.
+Decoding of thinking (`trunks`) and of answers (`branches`) calls `sample_tokens` once per step. A
+row is one sequence that is being decoded. The vocabulary may be sharded over devices.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class VocabPart:
-    """Reductions over the vocabulary, which may be sharded over devices.
+    """A set of reductions over the vocabulary, which may be sharded over devices.
 
     Attributes:
       axis: mesh axis over which the vocabulary is sharded, inside `jax.shard_map`. None if every
@@ -105,19 +105,19 @@ class VocabPart:
         block: Callable[[Columns], tuple[TokenIds, _Result]],
         entry: Callable[[Columns, _Result], TokenIds],
     ) -> tuple[TokenIds, _Result]:
-        """Selects a token per row in two steps: first a block of ids, then an id in the block.
+        """Selects a token per row in two steps: first a block of token ids, then an id in it.
 
         The blocks are the same regardless of how the vocabulary is sharded.
 
         Args:
           x: a nonnegative number per vocabulary entry.
-          block: maps the sums of all blocks to the index of the selected block and a result that is
-            passed on.
-          entry: maps the numbers in the selected block and the result of `block` to an index within
-            the block.
+          block: function that maps the sum of `x` over each block to (index of the selected block,
+            result for `entry`).
+          entry: function that maps the entries of `x` in the selected block, and the result of
+            `block`, to an index within the block.
 
         Returns:
-          Token ids, and the result of `block`.
+          Token ids, and the second result of `block`.
         """
         blocks, first = self._blocks(x)
         count = blocks.shape[1]
@@ -141,7 +141,7 @@ class VocabPart:
         return chosen * BLOCK + entry(within, result), result
 
     def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
-        """Returns the entry of one token id per row."""
+        """Returns the entry of `x` at one token id per row."""
         local = ids - self._start(x)
         if self.axis is None:
             values = jnp.take_along_axis(x, local[:, None], axis=-1)
@@ -176,18 +176,18 @@ WHOLE = VocabPart()
 
 @pytree
 class SamplingParams:
-    """Temperature and truncation (top-p) of the sampling distribution.
+    """The temperature and the truncation (top-p) of the sampling distribution.
 
-    Use `sampling_params` to build it from Python numbers.
+    Use `sampling_params` to build an instance from Python numbers.
 
     Attributes:
       temperature: divisor of the logits. 0 selects the most likely token. Either a single number,
-        or one number for each of C streams that are sampled together (`for_rows` expands it to one
-        per row).
+        or one number for each of C streams, which are groups of rows with different settings that
+        are sampled together (`for_rows` expands the numbers to one per row).
       top_p: cumulative probability of nucleus sampling. 1 keeps all tokens. Either a single number
         or one number per stream, like `temperature`.
-      truncated: True if top-p is applied. It is static, because computing the nucleus takes time
-        with large vocabularies.
+      truncated: True if top-p is applied. The field is static, so that programs without top-p do
+        not compute the nucleus, which takes time with large vocabularies.
     """
 
     temperature: Float[Array, "*rows"]
@@ -195,7 +195,13 @@ class SamplingParams:
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
-        """Expands temperatures and top-p from streams to rows. Single numbers are unchanged."""
+        """Expands temperature and top-p from one number per stream to one number per row.
+
+        Single numbers are unchanged.
+
+        Args:
+          streams: index of each row's temperature and top-p.
+        """
 
         def expand(numbers: Array) -> Array:
             return numbers[streams] if numbers.ndim else numbers
@@ -218,9 +224,10 @@ def sampling_params(
 
 
 def _order(x: Num[Array, "..."]) -> Int[Array, "..."]:
-    """Maps finite fp32 numbers to int32 numbers in the same order, and maps int32 numbers back.
+    """Maps finite fp32 numbers to int32 numbers in the same order.
 
-    The inverse mapping returns the bits of the fp32 numbers as int32.
+    The function is its own inverse: an int32 argument is mapped back to the bits of the fp32
+    number, as int32.
     """
     bits = x
     if x.dtype != jnp.int32:
@@ -289,8 +296,9 @@ def truncate(scores: Scores, sampling: SamplingParams, part: VocabPart = WHOLE) 
 
 
 def first_reaching(mass: Float[Array, "R n"], share: RowFloats) -> tuple[TokenIds, RowFloats]:
-    """Inverts the cumulative distribution: returns the first index where it exceeds share * total.
+    """Samples an index per row by inverting the cumulative distribution.
 
+    The result is the first index at which the cumulative mass exceeds share times the total mass.
     An index without mass is never returned, regardless of rounding errors.
 
     Args:
@@ -349,10 +357,11 @@ def _sample(
     sampling: SamplingParams,
     part: VocabPart,
 ) -> tuple[TokenIds, RowFloats]:
-    """Samples tokens from the logits and allowed tokens of one part of the vocabulary.
+    """Samples tokens like `sample_tokens`, on a device that may have only a part of the vocabulary.
 
     Args:
       shares: random numbers, uniform in [0, 1).
+      part: the part of the vocabulary to which `logits` and `allowed_tokens` belong.
 
     Returns:
       Token ids and log-probabilities (see `sample_tokens`).
@@ -373,7 +382,8 @@ def _sample(
     at_top = scaled == part.max(scaled)[:, None]
     candidates = jnp.where(at_top, part.ids(scaled), no_token)
     best = part.min(candidates)
-    # A row of NaN has no maximum. Return token 0, which the caller ignores.
+    # A row of NaN has no maximum. Use token 0, which the caller ignores because of the NaN
+    # log-probability.
     best = jnp.where(best == no_token, 0, best)
     token = jnp.where(greedy, best, random)
     logprob = jnp.where(greedy, 0.0, logprob)
@@ -388,7 +398,7 @@ def sample_tokens(
     allowed_tokens: Bool[Array, "V"],
     mesh: parallel.AnyMesh | None = None,
 ) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """Samples one token per row.
+    """Samples the next token of each row, a sequence that is being decoded.
 
     Args:
       keys: one PRNG key per row. The token of a row depends only on its key and its logits.
@@ -420,11 +430,13 @@ def sample_tokens(
 
 @pytree
 class RowIds:
-    """Ids that determine a row's random numbers, together with the key and the position.
+    """The ids that determine the random numbers of each row, together with key and position.
+
+    A row is one trace with its answers.
 
     Attributes:
-      row: global row ids; -1 in a free slot.
-      stream: index of the row's key and temperature, if there are several.
+      row: global row ids. -1 for a decoding slot without a row.
+      stream: index of the row's PRNG key and temperature, if there are several. Otherwise 0.
     """
 
     row: Int[Array, "R"]
@@ -433,11 +445,13 @@ class RowIds:
 
 @pytree
 class SamplingInputs:
-    """PRNG key, decoding rules and sampling settings of a rollout.
+    """The PRNG key, the decoding rules and the sampling settings of a rollout.
 
     Attributes:
-      key: PRNG key of the rollout, already folded with run and step, or one key for each of C
-        streams.
+      key: PRNG key of the rollout, already folded with run and step. It may be one key for each of
+        C streams, which are groups of rows that are sampled together.
+      rules: decoding rules, such as closing tags and allowed tokens.
+      sampling: temperature and top-p.
     """
 
     key: Array
@@ -446,15 +460,16 @@ class SamplingInputs:
 
 
 def row_keys(key: Array, ids: RowIds, position: Int[Array, "R"], origin: Array | int) -> Array:
-    """Returns a PRNG key for each (row id, position).
+    """Returns a PRNG key for the next token of each row (trace).
 
-    The key does not depend on other rows, on the slot or on the device. The sampled text of a row
-    therefore does not depend on them either.
+    The key does not depend on other rows, on the decoding slot or on the device. The sampled text
+    of a row therefore does not depend on them either.
 
     Args:
       key: one key for all rows, or one key for each of C streams.
-      position: index of the sampled token within the trunk or branch.
-      origin: 0 for trunks, 1 + index of the cut for branches.
+      ids: id and stream of each row.
+      position: index of the sampled token within the thinking or the answer.
+      origin: 0 for thinking. 1 + the index of the truncation point for answers.
     """
 
     def fold(key: Array, row: Array, position: Array) -> Array:

@@ -1,12 +1,13 @@
-"""Assigns rows to slots, on the host.
+"""Assigns rows (one trace each) to decoding slots, on the host.
 
 Waiting rows are sorted by budget, longest first. This is possible because budgets are known before
 decoding starts. Long rows then run at the same time, and short rows fill the remaining slots. Rows
 are distributed evenly over devices by length, because all devices wait for the device with the most
 keys to read.
 
-A row that has ended stays in its slot until its answers are decoded, because the answers read its
-cache. Several rows are answered together, as soon as a given share of the slots has ended.
+A row whose thinking has ended stays in its slot until its answers are decoded, because the answers
+read its cache. The answers of several rows are decoded together, as soon as a given share of the
+slots has ended.
 """
 
 from collections.abc import Sequence
@@ -14,15 +15,17 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
+# Entry of `Scheduler.slot_row` for a slot without a row.
 FREE = -1
 
 
 def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
-    """Returns the possible numbers of rows that are prefilled or answered at once.
+    """Returns the possible numbers of rows (traces) that are prefilled or answered at once.
 
-    Each of these sizes is compiled once.
+    A program is compiled for each of these sizes.
 
     Args:
+      slots: number of decoding slots.
       share: share of the slots that must have ended before they are answered and refilled.
       multiple: number of row shards of a mesh. The smallest size and its doublings are multiples of
         this number.
@@ -50,7 +53,7 @@ def positions_needed(
     ended: Bool[np.ndarray, "n"],
     chunk: int,
 ) -> int:
-    """Returns the number of cache positions that the next chunk needs.
+    """Returns the number of cache positions that the next chunk of decoding steps needs.
 
     Args:
       prompts: number of prompt tokens of each row.
@@ -67,9 +70,9 @@ def positions_needed(
 def spread_over_devices(
     slots: Int[np.ndarray, "n"], num_slots: int, shards: int
 ) -> Int[np.ndarray, "n"]:
-    """Orders free slots so that rows sorted by length are distributed evenly over devices.
+    """Orders free slots so that traces sorted by length are distributed evenly over devices.
 
-    The devices are visited in ascending order, then in descending order, and so on.
+    The devices take turns in ascending order, then in descending order, and so on.
 
     Args:
       slots: free slots, in ascending order.
@@ -84,7 +87,7 @@ def spread_over_devices(
 
 
 def prefill_batches(widths: Int[np.ndarray, "n"], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Splits rows into prefill batches with as little padding as possible.
+    """Splits rows (one prompt each) into prefill batches with as little padding as possible.
 
     Rows are sorted by width in descending order, so a batch is as wide as its first row. If several
     splits are equally good, the one with the fewest batches is used.
@@ -122,7 +125,7 @@ def prefill_batches(widths: Int[np.ndarray, "n"], sizes: Sequence[int]) -> list[
 
 
 class Scheduler:
-    """Keeps track of waiting rows and of the row in each slot.
+    """A queue of waiting rows (traces), and the row in each decoding slot.
 
     Attributes:
       waiting: indices of waiting rows, longest budget first.
@@ -132,7 +135,7 @@ class Scheduler:
     def __init__(
         self, budgets: Int[np.ndarray, "B"], slots: int, batch_sizes: Sequence[int], shards: int = 1
     ):
-        """Puts all rows into the queue.
+        """Puts all rows (traces) into the queue.
 
         Args:
           budgets: maximum number of thinking tokens of each row.
@@ -147,19 +150,19 @@ class Scheduler:
 
     @property
     def occupied(self) -> Bool[np.ndarray, "slots"]:
-        """Returns True for slots that contain a row."""
+        """Returns True for decoding slots that contain a row (trace)."""
         return self.slot_row != FREE
 
     @property
     def done(self) -> bool:
-        """True if no rows are waiting and all slots are free."""
+        """True if no rows (traces) are waiting and all decoding slots are free."""
         return not self.waiting and not self.occupied.any()
 
     def assign(self) -> tuple[np.ndarray, np.ndarray]:
-        """Moves waiting rows to free slots until no rows or no free slots are left.
+        """Moves waiting rows (traces) to free decoding slots until either are used up.
 
         Returns:
-          The rows, and the slot of each row.
+          Indices of the rows, and the slot of each row.
         """
         free = np.flatnonzero(~self.occupied)
         free = spread_over_devices(free, self.slot_row.size, self.shards)
@@ -171,10 +174,13 @@ class Scheduler:
         return rows, free
 
     def ready(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
-        """Returns the slots to answer and free now.
+        """Returns the slots whose answers should be decoded now, after which they are free.
 
-        All ended slots are returned if every row has ended, or if rows are waiting and the ended
-        slots fill the smallest batch. Otherwise the result is empty.
+        These are all ended slots if every row has ended, or if rows are waiting and the ended slots
+        fill the smallest batch. Otherwise the result is empty.
+
+        Args:
+          ended: True for slots whose row has finished its thinking.
         """
         finished = np.flatnonzero(self.occupied & ended)
         all_ended = not (self.occupied & ~ended).any()
@@ -185,7 +191,7 @@ class Scheduler:
         return finished[:0]
 
     def release(self, slots: np.ndarray) -> np.ndarray:
-        """Frees the given slots and returns the rows that were in them."""
+        """Frees the given decoding slots and returns the indices of the rows (traces) in them."""
         rows = self.slot_row[slots]
         self.slot_row[slots] = FREE
         return rows

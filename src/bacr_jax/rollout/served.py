@@ -1,7 +1,8 @@
-"""Samples rows with remote servers: first the thinking, then an answer at every cut.
+"""Samples traces with remote servers: first the thinking, then an answer at every cut.
 
-Evaluation and `fleet` (training rollouts) call `ask`. This module does not open connections. The
-caller supplies the function that sends a request to a server.
+A row is one trace with its answers, and a cut is a truncation point of the thinking. Evaluation and
+`fleet` (training rollouts) call `ask`. This module does not open connections. The caller supplies
+the function that sends a request to a server.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ from bacr_jax.types import (
 )
 
 _T = TypeVar("_T")
-# Sends a request to a server: (call, sampling, part, extra arguments) -> (token ids,
-# log-probabilities).
+# Function that sends a request to a server: (call, sampling, part, extra arguments) -> (token ids,
+# log-probabilities). The part is 0 for the thinking, and 1, 2, ... for the answers.
 Complete = Callable[
     [Call, Sampling, int, Mapping[str, Any]], Awaitable[tuple[list[Any], list[float]]]
 ]
@@ -50,14 +51,14 @@ _POLL_INTERVAL = 0.5
 
 @dataclass(frozen=True)
 class AskedRow:
-    """A row to sample.
+    """A trace to sample with a server.
 
     Attributes:
       prompt: token ids of the prompt.
-      budget: thinking budget in tokens that the policy is conditioned on. None without a budget.
+      budget: thinking budget in tokens that the policy receives as input. None without a budget.
       limit: maximum number of thinking tokens.
-      cuts: number of thinking tokens before each cut.
-      sampling: temperature, top-p and seed of the row.
+      cuts: number of thinking tokens before each truncation point, at which an answer is sampled.
+      sampling: temperature, top-p and seed of the trace.
     """
 
     prompt: Sequence[int]
@@ -69,14 +70,15 @@ class AskedRow:
 
 @dataclass(frozen=True)
 class AnsweredRow:
-    """A row that a server has sampled.
+    """A trace that a server has sampled, with its answers.
 
     Attributes:
       thinking: the sampled thinking.
       num_thinking: number of thinking tokens, without the closing tag.
-      answers: answers in the order of the cuts. Several answers at the same cut are adjacent.
-      source: for each answer, the index of the answer that it copies. An answer that was sampled
-        has its own index.
+      answers: answers in the order of their truncation points. Several answers at the same
+        truncation point are adjacent.
+      source: for each answer, the index of the answer from which it was copied, or its own index if
+        it was sampled.
     """
 
     thinking: Thinking
@@ -91,9 +93,11 @@ class Asking:
 
     Attributes:
       rules: rules for closing the thinking at its budget.
-      without_tag: maps thinking tokens that end with the closing tag to the number of tokens before
-        the tag.
-      answers, cuts_relative_to_length: as in `RolloutSpec`.
+      without_tag: function that maps thinking tokens that end with the closing tag to the number of
+        tokens before the tag.
+      answers: number of independent answers at each truncation point.
+      cuts_relative_to_length: if True, truncation points are scaled to the length of each trace's
+        thinking (`rewards.cuts_of_trace`).
     """
 
     rules: BudgetRules
@@ -102,12 +106,12 @@ class Asking:
     cuts_relative_to_length: bool = False
 
     async def row(self, asked: AskedRow, complete: Complete) -> AnsweredRow:
-        """Samples the thinking, then one answer per distinct cut.
+        """Samples the thinking of a trace, then its answers at all truncation points (cuts).
 
         Cuts at the same position share an answer if `answers` is 1.
 
         Args:
-          asked: the row to sample.
+          asked: the trace to sample.
           complete: function that sends a request to a server.
 
         Raises:
@@ -134,9 +138,9 @@ class Asking:
         return AnsweredRow(thinking, num_thinking, [answers[index] for index in source], source)
 
     def _ends(self, asked: AskedRow, num_thinking: int) -> list[int]:
-        """Returns the number of thinking tokens before each answer.
+        """Returns the number of thinking tokens before each answer, at most `num_thinking`.
 
-        Several answers at the same cut are adjacent.
+        Several answers at the same truncation point (cut) are adjacent.
         """
         cuts = asked.cuts
         if self.cuts_relative_to_length:
@@ -152,7 +156,7 @@ class Asking:
 
 
 def without_tag(environment: TaskData) -> Callable[[Sequence[int]], int]:
-    """Returns the function `Asking.without_tag` for the closing tag of a prompt format."""
+    """Builds the function `Asking.without_tag`, which counts the tokens before the closing tag."""
     table = compile_stop_string(
         environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
     )
@@ -167,11 +171,14 @@ def ask(
     listeners: Callbacks,
     answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
-    """Runs a rollout whose rows are sampled by servers, with `spec.slots` rows in flight.
+    """Runs a rollout whose rows (one trace each) are sampled by servers.
+
+    At most `sampler.spec.slots` rows are sampled at the same time.
 
     Args:
       prompts, rows, key, sampler, listeners: as for `rollouts.generate`.
-      answered: samples a row. If it raises an exception, the rollout is canceled.
+      answered: async function that samples a row. If it raises an exception, the rollout is
+        canceled.
     """
     spec = sampler.spec
     request = check_request(prompts, rows, key, sampler)
@@ -201,9 +208,10 @@ def ask(
 def asked_rows(
     prompts: Prompts, rows: ResolvedRequest, key: jax.Array, sampler: SamplingSetup
 ) -> list[AskedRow]:
-    """Converts the rows of a rollout to requests for servers.
+    """Converts the rows (traces) of a rollout to requests for servers.
 
-    The seed of a row depends only on its id and on the key of its stream.
+    The seed of a row depends only on its id and on its PRNG key, which is the key of its stream if
+    there are several keys.
     """
     key_data = jax.random.key_data(key)
     words_per_key = key_data.shape[-1]
@@ -284,11 +292,12 @@ def _pad_rows(rows: Sequence[Sequence[Any]], width: int, dtype: Any = np.int32) 
 
 
 def as_trunks(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Trunks:
-    """Converts the thinking of rows to `Trunks`.
+    """Converts the prompts and the thinking of traces to `Trunks`.
 
     Args:
-      width: number of token positions per row (prompt and thinking).
-      sampled: number of log-probabilities per row.
+      rows: the sampled traces.
+      width: number of token positions per trace (prompt and thinking).
+      sampled: number of log-probabilities per trace.
     """
     thoughts = [row.thinking for row in rows]
     columns: dict[str, list[int]] = {
@@ -307,10 +316,11 @@ def as_trunks(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Trunk
 
 
 def as_branches(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Branches:
-    """Converts the answers of rows to `Branches` with axes [rows, cuts].
+    """Converts the answers of traces to `Branches` with axes [traces, answers].
 
     Args:
-      width: number of token positions per answer (suffix and answer).
+      rows: the sampled traces. All have the same number of answers.
+      width: number of token positions per answer (forced suffix and sampled tokens).
       sampled: number of log-probabilities per answer.
     """
     flat = [answer for row in rows for answer in row.answers]

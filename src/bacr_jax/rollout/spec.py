@@ -1,7 +1,7 @@
-"""Static settings that determine the compiled programs of a rollout.
+"""Defines the static settings that determine the compiled programs of a rollout.
 
-`runs/setup.py` builds them from a config. They are hashable, because jitted functions receive them
-as static arguments.
+`runs/setup.py` builds the settings from a config. They are hashable, because jitted functions
+receive them as static arguments.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ class DecodeSpec:
 
     Attributes:
       config: sizes of the model.
-      conditioning: how the budget embedding phi is added to the residual stream. None for the plain
-        model.
+      conditioning: how the budget embedding phi is added to the residual stream. None for a model
+        without budget conditioning.
       dtype: dtype of the caches.
-      product_dtype: dtype of the weight matrices in the decode copy, if it differs from `dtype`
-        (`Compute`).
+      product_dtype: dtype of the weight matrices in the copy of the parameters for decoding, if it
+        differs from `dtype` (`Compute`).
       implementation: attention implementation of the prefill.
-      attention: attention implementation of decoded tokens over trunks. "cudnn" only reads the
-        valid keys of each row (`cudnn_decoding`).
-      mesh: devices over which rows are sharded. None for a single device.
-      grace: size of the grace window in tokens. After its budget is used up, a row may continue to
-        the next line break within this window. 0 disables the window.
+      attention: attention implementation with which decoded tokens attend to prompt and thinking.
+        "cudnn" only reads the valid keys of each trace (`cudnn_decoding`).
+      mesh: devices over which traces are sharded. None for a single device.
+      grace: size of the grace window in tokens. After its budget is used up, a trace may continue
+        to the next line break within this window. 0 disables the window.
     """
 
     config: Qwen2Config
@@ -60,12 +60,12 @@ class DecodeSpec:
     def condition(
         self, params: DecodeParams, phi: Phi, mask: Bool[Array, "B T"] | None = None
     ) -> Conditioned | None:
-        """Builds the budget conditioning of rows, or None for the plain model.
+        """Builds the budget conditioning of a forward pass, or None without conditioning.
 
         Args:
-          params: decode copy of the policy's parameters.
-          phi: budget embedding of each row.
-          mask: positions to which phi is added. None for all positions.
+          params: parameters of the policy, as a copy in the layout for decoding.
+          phi: budget embedding of each trace. None without budget conditioning.
+          mask: True for positions to which phi is added. None for all positions.
         """
         if phi is None or params.gates is None or self.conditioning is None:
             return None
@@ -75,25 +75,29 @@ class DecodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec(DecodeSpec):
-    """`DecodeSpec` with the sizes of a rollout. Together they determine all compiled shapes.
+    """A `DecodeSpec` with the sizes of a rollout, which together determine all compiled shapes.
+
+    A cut is a truncation point of the thinking, at which an answer is sampled.
 
     Attributes:
       max_thinking: largest budget, in tokens.
       answer_tokens: maximum number of sampled tokens per answer.
-      slots: number of rows that are decoded at the same time.
-      chunk: number of tokens decoded per call of the inner loop.
+      slots: number of traces that are decoded at the same time, one per decoding slot.
+      chunk: number of tokens decoded per call of the compiled loop.
       windows: number of possible cache lengths. With more lengths, steps read less memory, but
         compilation takes longer.
-      refill: share of the slots that must have ended before they are answered and refilled. A small
-        share keeps slots busy, and a large share answers more rows at once.
+      refill: share of the slots whose thinking must have ended before their answers are decoded and
+        the slots are refilled. A small share keeps slots busy, and a large share answers more
+        traces at once.
       answers: number of independent answers at each cut. With one answer, cuts at the same position
         share it. With several answers, all of them are sampled at every cut, as in AnytimeReasoner.
-      group_size: number of rows that are likely to have the same prompt. If all rows start at once
-        and prompts are not conditioned on the budget, each distinct prompt is prefilled only once.
-      max_parallel_cuts: maximum number of cuts of a row that are answered at once. This limits
+      group_size: number of traces that are likely to have the same prompt. If all traces start at
+        once and prompts are not conditioned on the budget, each distinct prompt is prefilled only
+        once.
+      max_parallel_cuts: maximum number of cuts of a trace that are answered at once. This limits
         memory, because each answer in progress has separate keys and values. None answers all cuts
         at once. Requires answers=1.
-      cuts_relative_to_length: if True, cuts are scaled to the length of each row's thinking
+      cuts_relative_to_length: if True, cuts are scaled to the length of each trace's thinking
         (`rewards.cuts_of_trace`).
     """
 
@@ -110,20 +114,20 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def max_sampled(self) -> int:
-        """Returns the maximum number of sampled thinking tokens per row, the buffer width."""
+        """Returns the maximum number of sampled thinking tokens per trace, the buffer width."""
         return self.max_thinking + self.grace
 
     @property
     def decode(self) -> DecodeSpec:
         """Returns the settings of a decoding step, without the sizes of the rollout.
 
-        Rollouts with different sizes can therefore share the compiled programs of a step.
+        With these settings, rollouts of different sizes can share the compiled programs of a step.
         """
         names = [field.name for field in dataclasses.fields(DecodeSpec)]
         return DecodeSpec(**{name: getattr(self, name) for name in names})
 
     def cache_lengths(self, prompt_width: int) -> list[int]:
-        """Returns the possible cache lengths, ascending. Every row fits into the last length."""
+        """Returns the possible cache lengths, ascending. Every trace fits into the last length."""
         total = prompt_width + self.max_sampled
         lengths = set()
         for part in range(1, self.windows + 1):
@@ -133,9 +137,9 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def shares_prompts(self) -> bool:
-        """True if rows with the same prompt can share a prefill.
+        """True if traces with the same prompt can share a prefill.
 
-        The keys of the prompt must not depend on the budget, and all rows must be on the same
+        The keys of the prompt must not depend on the budget, and all traces must be on the same
         device.
         """
         conditioned = self.conditioning is not None and self.conditioning.positions == "all"
@@ -143,11 +147,11 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def row_shards(self) -> int:
-        """Returns the number of shards over which slots are distributed (`parallel.row_shards`)."""
+        """Returns the number of shards into which the mesh divides the decoding slots."""
         return parallel.row_shards(self.mesh)
 
     def batch_sizes(self) -> list[int]:
-        """Returns the possible numbers of rows that are prefilled or answered at once, ascending.
+        """Returns the possible numbers of traces prefilled or answered at once, ascending.
 
         Raises:
           UserError: the number of slots is not divisible by the number of row shards.

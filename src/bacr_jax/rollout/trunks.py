@@ -1,14 +1,15 @@
 """Decodes trunks: prompts followed by thinking, which is sampled under an exact token budget.
 
-`prefill_prompts` and `insert_rows` put prompts into free slots of a state. `decode_trunks` runs a
-fixed number of steps for all slots. A step samples a token for each row from its logits. It then
-checks whether the closing tag is complete, the turn has ended, or the budget is used up. Finally it
-runs the token through the model, which updates the cache and returns the next logits. `engine`
-calls this module.
+`prefill_prompts` and `insert_rows` put prompts into free decoding slots of a state. A slot decodes
+one trace (row) at a time. `decode_trunks` runs a fixed number of steps for all slots. A step
+samples a token for each row from its logits. It then checks whether the closing tag is complete,
+the turn has ended, or the budget is used up. Finally it runs the token through the model, which
+updates the cache and returns the next logits. `engine` calls this module.
 
-The cache of a row always contains every token of its trunk, including the last one, so that
-branches can start at any cut. Every step reads the full length of the caches. They are therefore
-only as long as the longest row in progress needs, and `resize_caches` changes their length.
+The cache of a row always contains every token of its prompt and thinking, including the last one,
+so that an answer can start at any truncation point. Every step reads the full length of the caches.
+The caches are therefore only as long as the longest row in progress needs, and `resize_caches`
+changes their length.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Promp
 
 @pytree
 class TrunkState:
-    """State of all slots. Each slot contains a row that is being decoded, or is free.
+    """State of B decoding slots. Each slot decodes one trace (row), or is free.
 
     Free slots are marked as ended.
 
@@ -40,16 +41,18 @@ class TrunkState:
       cache: keys and values per layer. The index within the cache is the position of the token.
       logits: fp32 logits of each row's next token.
       tokens: prompt tokens, then sampled tokens.
+      prompt_lengths: number of prompt tokens.
       sampled: number of sampled tokens.
-      budgets: number of thinking tokens after which a row is cut off.
-      matched: state of the closing tag's automaton.
+      budgets: number of thinking tokens after which a row is truncated.
+      matched: state of the automaton that detects the closing tag of the thinking.
       tag_start: index of the sampled token at which the current match of the closing tag starts.
-      close: how the thinking ended. Only valid if `ended` is True.
+      close: reason why the thinking ended, for example `types.CLOSED_BY_TAG`. Only valid if `ended`
+        is True.
       ended: True if no more tokens will be sampled.
       broken: True if the row ended because its logits were non-finite.
-      logprobs: log-probability of each sampled token under the sampling distribution.
+      logprobs: log-probability (nats) of each sampled token under the sampling distribution.
       ids: ids that determine the random numbers of each row.
-      phi: budget embedding of each row, optionally per layer. None without conditioning.
+      phi: budget embedding of each row, optionally per layer. None without budget conditioning.
     """
 
     cache: tuple[LayerCache, ...]
@@ -70,12 +73,12 @@ class TrunkState:
 
 @pytree
 class Prefilled:
-    """Result of prefilling prompts.
+    """Caches and logits of prompts after the prefill, the forward pass over the whole prompt.
 
     Attributes:
       cache: keys and values of the prompts per layer.
-      logits: fp32 logits of each row's first thinking token.
-      phi: budget embedding of each row.
+      logits: fp32 logits of the first thinking token after each prompt.
+      phi: budget embedding of each prompt. None without budget conditioning.
     """
 
     cache: tuple[LayerCache, ...]
@@ -86,14 +89,16 @@ class Prefilled:
 def free_slots(
     *, spec: DecodeSpec, slots: int, prompt_width: int, max_new: int, length: int, phi: Phi = None
 ) -> TrunkState:
-    """Creates a state in which all slots are free.
+    """Creates a state in which all decoding slots are free.
 
     Args:
-      slots: number of slots.
+      spec: static settings of the decoder.
+      slots: number of slots. Each decodes one trace at a time.
       prompt_width: number of tokens per padded prompt.
-      max_new: maximum number of sampled tokens per row.
+      max_new: maximum number of sampled tokens per trace.
       length: number of positions in the caches.
-      phi: budget embeddings with the same shape as in later rows. Their values are not used.
+      phi: budget embeddings with the same shape as for later traces. Their values are not used.
+        None without budget conditioning.
     """
     zeros = jnp.zeros(slots, jnp.int32)
     state = TrunkState(
@@ -124,7 +129,17 @@ def free_slots(
 def prefill_prompts(
     params: DecodeParams, prompts: Prompts, *, spec: DecodeSpec, phi: Phi = None
 ) -> Prefilled:
-    """Runs prompts through the model, and returns their cache and the logits of the first token."""
+    """Runs prompts through the model.
+
+    Args:
+      params: parameters of the policy, as a copy in the layout for decoding.
+      prompts: padded prompts and their lengths.
+      spec: static settings of the decoder.
+      phi: budget embedding of each prompt. None without budget conditioning.
+
+    Returns:
+      The keys and values of the prompts, and the logits of the first thinking token.
+    """
     chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
     rows, width = prompts.tokens.shape
     mask = None
@@ -165,13 +180,13 @@ def insert_rows(
     *,
     mesh: parallel.AnyMesh | None = None,
 ) -> TrunkState:
-    """Inserts prefilled rows into slots.
+    """Inserts prefilled rows (one trace each) into decoding slots.
 
     Args:
-      state: state of the slots. The given slots are overwritten.
+      state: state of all slots. The given slots are overwritten.
       prefilled: result of `prefill_prompts`.
       prompts: prompt of each row.
-      budgets: number of thinking tokens after which each row is cut off.
+      budgets: number of thinking tokens after which each row is truncated.
       ids: ids that determine the random numbers of each row.
       slots: slot of each row. A row is dropped if its slot is the index after the last slot.
       sources: index of each row's prompt in `prefilled`. None if `prefilled` contains one entry per
@@ -224,13 +239,16 @@ def feed_tokens(
     phi: Phi = None,
     live: Bool[Array, "B"] | None = None,
 ) -> tuple[Float[Array, "B V"], tuple[LayerCache, ...]]:
-    """Runs one token per row through the model, attending to the cache.
+    """Runs one token of each row (trace) through the model, attending to the cache.
 
     Args:
+      params: parameters of the policy, as a copy in the layout for decoding.
       tokens: one token id per row.
       positions: position of each token. It must be within the cache for live rows.
       cache: keys and values of previous positions. Updated in place.
-      live: True for rows whose result is used; None for all rows. The keys of all other rows may be
+      spec: static settings of the decoder.
+      phi: budget embedding of each row. None without budget conditioning.
+      live: True for rows whose result is used. None for all rows. The keys of all other rows may be
         skipped.
 
     Returns:
@@ -250,8 +268,8 @@ def feed_tokens(
         values = written.v
         transposed = written.transposed
         if spec.product_dtype is not None:
-            # This is 1.4 times as fast on two CPU cores. The last bits differ from
-            # `cached_attention`, but the last bits of products in this dtype are inexact anyway.
+            # `token_attention` is 1.4 times as fast as `cached_attention` on two CPU cores. Their
+            # results differ in the last bits, which are inexact anyway for products in this dtype.
             out = attention.token_attention(q, keys, values, visible, transposed=transposed)
             return out, written
         partial = attention.cached_attention(
@@ -275,14 +293,23 @@ def feed_tokens(
 def trunk_step(
     params: DecodeParams, state: TrunkState, draws: SamplingInputs, *, spec: DecodeSpec
 ) -> TrunkState:
-    """Samples one token for every live row and feeds it to the model. Ended rows do not change.
+    """Samples one token for every unfinished row (trace) and runs it through the model.
 
-    A row that has sampled b tokens without completing the closing tag is cut off after these tokens
-    (CLOSED_BY_BUDGET, thinking == b). A complete tag closes the row, even if the b-th token
-    completes it (CLOSED_BY_TAG).
+    A row with a budget of b tokens is truncated after b tokens if it has not completed the closing
+    tag by then (CLOSED_BY_BUDGET, thinking == b). If the b-th token completes the tag, the row
+    counts as closed by the tag (CLOSED_BY_TAG).
 
-    With a grace window of g tokens, the row is cut off at the first line break from the b-th token
-    on, and after b + g tokens at the latest. A budget of 0 has no grace window.
+    With a grace window of g tokens (`spec.grace`), the row is truncated at the first line break
+    from the b-th token on, and after b + g tokens at the latest. A budget of 0 has no grace window.
+
+    Args:
+      params: parameters of the policy, as a copy in the layout for decoding.
+      state: state of the decoding slots.
+      draws: PRNG key, decoding rules and sampling settings.
+      spec: static settings of the decoder.
+
+    Returns:
+      The new state. Rows that have ended do not change.
     """
     rules = draws.rules
     result = draw_tokens(
@@ -300,7 +327,7 @@ def trunk_step(
     rows = jnp.arange(positions.shape[0])
 
     def drop_ended(index: Array) -> Array:
-        # Writes to out-of-range indices are dropped.
+        # Use an out-of-range index for ended rows, because writes to it are dropped.
         out_of_range = jnp.int32(state.tokens.shape[1])
         return jnp.where(result.live, index, out_of_range)
 
@@ -338,9 +365,10 @@ def decode_trunks(
     spec: DecodeSpec,
     num_steps: int,
 ) -> TrunkState:
-    """Runs `num_steps` decoding steps for all rows.
+    """Runs `num_steps` decoding steps of the thinking in all slots.
 
-    The number of steps is static, so the loop never waits for the host. The state is donated.
+    The number of steps is static, so the loop never waits for the host. The state is donated. The
+    other arguments are as for `trunk_step`.
     """
 
     def advance(_: Array, state: TrunkState) -> TrunkState:
@@ -370,7 +398,12 @@ _resize = jax.jit(kv_cache.resize, static_argnums=1)
 def take_slots(
     state: TrunkState, slots: Int[Array, "F"], *, mesh: parallel.AnyMesh | None = None
 ) -> tuple[tuple[LayerCache, ...], Trunks, Phi]:
-    """Copies the caches, trunks and budget embeddings of some slots, to decode their branches."""
+    """Copies the state of some decoding slots, so that answers (branches) can be decoded from it.
+
+    Returns:
+      The caches per layer, the prompts with their sampled thinking (trunks), and the budget
+      embeddings (None without budget conditioning).
+    """
     cache = jax.tree.map(lambda x: x[slots], state.cache)
     cache = parallel.constrain_cache(cache, mesh)
     phi = state.phi
@@ -381,7 +414,10 @@ def take_slots(
 
 
 def trunks_of(state: TrunkState) -> Trunks:
-    """Returns the sampled trunks. Lengths are computed from counters, not from token values."""
+    """Returns the prompts with their sampled thinking (trunks).
+
+    Lengths are computed from the counters of the state, not from token values.
+    """
     is_forced = state.close == CLOSED_BY_BUDGET
     return Trunks(
         tokens=state.tokens,

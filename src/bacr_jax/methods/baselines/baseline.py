@@ -12,18 +12,20 @@ from jaxtyping import Array, Float
 
 from bacr_jax.methods.method import GroupBatch, PerCut
 
-# Moments of earlier batches, keyed by name. They are saved in every checkpoint.
+# Running statistics (moments) of earlier batches, such as mean rewards, keyed by name. They are
+# saved in every checkpoint.
 State = dict[str, Array]
 
-# Decay of the running moments per training step, which averages over roughly the last ten batches.
+# Decay of the running statistics per training step, which averages over roughly the last ten
+# batches.
 MOMENT_DECAY = 0.9
 
 
 class Estimate(NamedTuple):
-    """Expected reward and expected correctness of each response at each cut.
+    """The expected reward and correctness of each response at each truncation point.
 
     Attributes:
-      reward: baseline of R (Eq. 7), in units of reward.
+      reward: baseline of the rewards R (Eq. 7), in units of reward.
       correctness: baseline of the outcomes r. It is a probability if the baseline implies one.
     """
 
@@ -32,12 +34,15 @@ class Estimate(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Advantages before they are divided by their scale.
+    """The advantages of a batch before they are divided by their scale.
+
+    A cut is a truncation point of the thinking, at which an answer is sampled. A segment is the
+    thinking between two cuts.
 
     Attributes:
       thinking: advantage of each thinking segment.
       answers: advantage of the answer at each cut.
-      returns: reward that each thinking segment can still influence.
+      returns: return of each thinking segment, the part of the reward that is credited to it.
       tokens: advantage of each thinking token, or None if all tokens of a segment have the same
         advantage.
     """
@@ -48,7 +53,7 @@ class Credit(NamedTuple):
     tokens: Float[Array, "Q G T"] | None = None
 
 
-# Defaults of `Baseline` for baselines without moments of earlier batches --------------------------
+# Defaults of `Baseline` for baselines without statistics of earlier batches -----------------------
 
 
 def _no_moments() -> State:
@@ -71,15 +76,18 @@ def _no_metrics(state: State) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline as pure functions of a batch and of moments of earlier batches.
+    """A baseline of the rewards, as a set of pure functions.
+
+    The state of a baseline contains running statistics (moments) of earlier batches.
 
     Attributes:
       estimate: (state, batch, rewards R [Q, G, M], values V [Q, G, M] or None) -> `Estimate`.
-      uses_value: True if `estimate` requires V.
+      uses_value: True if `estimate` requires V, the prediction of the value head.
       needs_score_norms: True if `estimate` requires `GroupBatch.cumulative_score_norm`.
-      init_state: () -> moments before training.
-      update: (state, batch, rewards, values) -> moments after the batch.
-      refine: (state, batch, `Credit`) -> `Credit`. Corrects the final credit.
+      init_state: () -> state before training.
+      update: (state, batch, rewards, values) -> state after the batch.
+      refine: (state, batch, `Credit`) -> `Credit`. Corrects the advantages that were computed with
+        `estimate`.
       metrics: state -> metrics to log, keyed by `group/name`.
     """
 
@@ -93,11 +101,13 @@ class Baseline:
 
 
 def running(old: Array, new: Array, *, power: int = 1) -> Array:
-    """Updates an exponentially weighted sum of moments.
+    """Updates an exponentially weighted sum of a statistic over batches.
 
         a^p old + (1 - a)^p new,   a = MOMENT_DECAY
 
     Args:
+      old: weighted sum over earlier batches.
+      new: statistic of the current batch.
       power: p. Use 1 for a mean and 2 for a sum of squared weights.
     """
     return MOMENT_DECAY**power * old + (1.0 - MOMENT_DECAY) ** power * new

@@ -1,6 +1,6 @@
-"""Baselines that are means over the current batch.
+"""Contains baselines that are mean rewards over the current batch.
 
-They require neither a value head nor statistics of earlier batches.
+These baselines require neither a value head nor statistics of earlier batches.
 """
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def group(config: Config) -> Baseline:
-    """Builds the baseline that is the mean over all responses to the question."""
+    """Builds the baseline that is the mean reward over all responses to the question."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -25,7 +25,7 @@ def group(config: Config) -> Baseline:
 
 
 def batch(config: Config) -> Baseline:
-    """Builds the baseline that is the mean over the other responses in the batch."""
+    """Builds the baseline that is the mean reward over the other responses in the batch."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -36,7 +36,7 @@ def batch(config: Config) -> Baseline:
 
 
 def same_budget(config: Config) -> Baseline:
-    """Builds the baseline that is the mean over other responses with the same budget."""
+    """Builds the baseline that is the mean reward over other responses with the same budget."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -47,7 +47,11 @@ def same_budget(config: Config) -> Baseline:
 
 
 def _mean_of_others(batch: GroupBatch, reward: PerCut, classes: Int[Array, "Q G"]) -> Estimate:
-    """Computes the mean over the other responses of the batch with the same class."""
+    """Computes the mean over the other responses of the batch with the same class.
+
+    Args:
+      classes: class of each response, such as its budget.
+    """
     return Estimate(
         advantages.same_budget_mean(reward, classes),
         advantages.same_budget_mean(batch.outcomes, classes),

@@ -1,8 +1,8 @@
-"""Running moments per budget bin (`advantage.score_by_budget`).
+"""Stores running statistics separately for ranges of budgets (`advantage.score_by_budget`).
 
-Each bin covers a factor of two in the budget. The moments of K bins and M cuts are stored as one
-vector of K * M numbers, ordered by bin. With a single bin, every function in this module returns
-its argument unchanged.
+Each range (bin) covers a factor of two in the budget. The statistics of K bins and M truncation
+points are stored as one vector of K * M numbers, ordered by bin. With a single bin, the methods
+`spread` and `select` return their argument unchanged.
 """
 
 import math
@@ -18,10 +18,10 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 @dataclass(frozen=True)
 class BudgetBins:
-    """Bins of budgets, each covering a factor of two, starting at the smallest budget of the prior.
+    """A division of budgets into bins, each of which covers a factor of two.
 
     Attributes:
-      smallest: smallest budget, in tokens.
+      smallest: smallest budget that can be sampled, in tokens, at which the first bin starts.
       count: number of bins K.
     """
 
@@ -29,13 +29,16 @@ class BudgetBins:
     count: int
 
     def spread(self, batch: GroupBatch, x: PerCut) -> Float[Array, "Q G N"]:
-        """Returns K * M numbers per response: x in the bin of its budget, 0 elsewhere."""
+        """Expands M numbers per response to K * M numbers.
+
+        The result contains `x` in the bin of the response's budget, and 0 in all other bins.
+        """
         if self.count == 1:
             return x
         return (self._one_hot(batch) * x[:, :, None]).reshape(*x.shape[:2], -1)
 
     def select(self, batch: GroupBatch, x: Float[Array, "Q G N"]) -> PerCut:
-        """Selects the M numbers of each response's bin from its K * M numbers."""
+        """Selects, from K * M numbers per response, the M numbers in the bin of its budget."""
         if self.count == 1:
             return x
         return (self._one_hot(batch) * x.reshape(*x.shape[:2], self.count, -1)).sum(2)

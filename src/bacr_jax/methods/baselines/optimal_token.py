@@ -1,4 +1,4 @@
-"""Optimal token baseline (arXiv 2602.07078), with one value per question and token position."""
+"""Optimal token baseline (arXiv 2602.07078), with one number per question and token position."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,7 +10,12 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def optimal_token(config: Config) -> Baseline:
-    """Builds the baseline that is the group's mean reward, weighted by squared score norms."""
+    """Builds the baseline that is the mean reward over the responses to the question, weighted.
+
+    The weights are squared score norms, which are accumulated over the tokens of a response. The
+    score norm of a token is the norm of the gradient of its log-probability with respect to the
+    logits.
+    """
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -30,7 +35,7 @@ def optimal_token(config: Config) -> Baseline:
 
 
 def _norms_at_cuts(batch: GroupBatch) -> PerCut:
-    """Returns the squared score norm of each response, accumulated up to each cut."""
+    """Returns the squared score norm of each response, accumulated up to each truncation point."""
     assert batch.cumulative_score_norm is not None
     before_cut = jnp.arange(batch.cumulative_score_norm.shape[-1]) < batch.cuts[..., None]
     return jnp.where(before_cut, batch.cumulative_score_norm[..., None, :], 0.0).max(-1)

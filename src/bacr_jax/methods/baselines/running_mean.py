@@ -1,7 +1,8 @@
-"""Baseline that is the running mean over earlier batches, per cut and optionally per budget bin.
+"""Computes a baseline from earlier batches: the running mean reward at each truncation point.
 
-It does not require a value head. It lags behind the policy: in a batch without any reward, every
-response is below the running mean.
+Optionally, there is a separate mean for each range of budgets (`budget_bins`). The baseline does
+not require a value head. It lags behind the policy: in a batch without any reward, every response
+is below the running mean.
 """
 
 import jax
@@ -17,7 +18,7 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def constant(config: Config) -> Baseline:
-    """Builds the baseline that is the running mean reward at each cut."""
+    """Builds the baseline that is the running mean reward at each truncation point."""
     bins = budget_bins(config)
     moments = config.cuts.count * bins.count
 
@@ -27,8 +28,8 @@ def constant(config: Config) -> Baseline:
         return implied_estimate(config, _running_mean(bins, state, batch, reward))
 
     def init_state() -> State:
-        # One counter is sufficient for all cuts. With several bins, each bin counts its share of
-        # responses.
+        # One counter is sufficient for all truncation points, because every response has all of
+        # them. With several budget bins, each bin counts its share of responses.
         seen_shape = () if bins.count == 1 else (moments,)
         return {
             "reward_mean": jnp.zeros(moments, jnp.float32),
@@ -51,9 +52,10 @@ def constant(config: Config) -> Baseline:
 
 
 def _running_mean(bins: BudgetBins, state: State, batch: GroupBatch, reward: PerCut) -> PerCut:
-    """Computes the mean over earlier batches.
+    """Computes the mean reward over earlier batches for each response at each truncation point.
 
-    For a bin without earlier responses, the mean over the other questions of the batch is used.
+    For a budget bin without earlier responses, the mean over the other questions of the batch is
+    used.
     """
     others = jax.vmap(advantages.other_questions_mean, -1, -1)(reward[..., None, :])
     if bins.count > 1:

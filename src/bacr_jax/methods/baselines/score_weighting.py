@@ -1,8 +1,9 @@
 """Shifts any baseline towards the baseline that minimizes the variance of the gradient.
 
-This is enabled by `advantage.score_weighted`. The minimum-variance baseline weights returns by
-squared score norms. A running regression, fitted only to earlier batches, shifts the baseline of
-each segment towards it (`advantages.optimal_shift`). The gradient stays unbiased.
+The setting `advantage.score_weighted` enables the shift. The minimum-variance baseline weights
+returns by squared score norms, where the score of a token is the gradient of its log-probability. A
+running regression, fitted only to earlier batches, shifts the baseline of each thinking segment
+towards the minimum-variance baseline (`advantages.optimal_shift`). The gradient stays unbiased.
 """
 
 import dataclasses
@@ -20,10 +21,11 @@ from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 
 
 def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
-    """Wraps a baseline so that its segments are shifted by a running regression on (1, V).
+    """Wraps a baseline so that it is shifted towards the minimum-variance baseline.
 
-    With `advantage.same_shift_for_batch`, all responses of a batch are shifted by the same mean
-    shift.
+    The shift of each thinking segment is an affine function of the baseline's expected return V,
+    fitted by a running regression. With `advantage.same_shift_for_batch`, the mean shift over the
+    batch is applied to all responses.
     """
     bins = budget_bins(config)
     is_constant = config.advantage.baseline == "constant"
@@ -78,7 +80,10 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
 
 
 def _zero_moments(count: int) -> State:
-    """Returns the initial moments, whose slopes are 0 and leave the baseline unchanged."""
+    """Returns the initial statistics of the regression.
+
+    The coefficients of the regression are 0 with these statistics, so the baseline is unchanged.
+    """
     return {
         "optimal_square": jnp.zeros((count, 2, 2), jnp.float32),
         "optimal_product": jnp.zeros((count, 2), jnp.float32),
@@ -87,7 +92,7 @@ def _zero_moments(count: int) -> State:
 
 
 def _slopes(state: State) -> Float[Array, "N 2"]:
-    """Computes the offset and slope of each segment."""
+    """Computes the two coefficients (offset, slope) of each segment's regression."""
     square = state["optimal_square"]
     traces = advantages.effective_traces(square, state["optimal_spread"])
     return advantages.optimal_slopes(square, state["optimal_product"], traces)
@@ -96,8 +101,13 @@ def _slopes(state: State) -> Float[Array, "N 2"]:
 def _within_reach(config: Config, shift: PerCut, expected: PerCut) -> PerCut:
     """Clips a shift so that the shifted baseline is a return that a response can attain.
 
-    The running mean and the regression moments lag behind the policy differently, so their sum can
-    leave the range of attainable returns.
+    The running mean and the statistics of the regression lag behind the policy by different
+    amounts, so baseline plus shift can leave the range of attainable returns.
+
+    Args:
+      config: config of the run.
+      shift: shift of the baseline of each segment.
+      expected: baseline of each segment before the shift.
     """
     coefficient = progress_coefficient(config)
     weights = cut_weights(config)

@@ -1,4 +1,7 @@
-"""Baselines that use the value head V(q, b) of Eq. 11, optionally corrected by other responses."""
+"""Contains the baselines that use the value head V(q, b) of Eq. 11.
+
+Some of them correct V by the residuals (reward minus V) of the other responses to the question.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,7 +14,7 @@ from bacr_jax.methods.reward_terms import progress_coefficient
 
 
 def implied_estimate(config: Config, baseline: PerCut) -> Estimate:
-    """Combines a baseline of R with the correctness probabilities that it implies (Eq. 7)."""
+    """Combines a baseline of the rewards R with the correctness that it implies by Eq. 7."""
     coefficient = progress_coefficient(config)
     return Estimate(baseline, advantages.correctness_from_value(baseline, coefficient=coefficient))
 
@@ -29,7 +32,10 @@ def value(config: Config) -> Baseline:
 
 
 def residual_loo(config: Config) -> Baseline:
-    """Builds the baseline that is V plus the mean residual of the question's other responses."""
+    """Builds the baseline that is V plus the mean residual of the question's other responses.
+
+    The residual of a response is its reward minus V.
+    """
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -41,10 +47,11 @@ def residual_loo(config: Config) -> Baseline:
 
 
 def shrink(config: Config) -> Baseline:
-    """Builds the baseline that is V plus the other responses' residuals, weighted by reliability.
+    """Builds the baseline that is V plus a weighted sum of the other responses' residuals.
 
-    The weight is derived from two running moments: the variance of R within groups, and the mean
-    squared error of V (`advantages.shrink_baseline`).
+    The residual of a response is its reward R minus V. The weight depends on the reliability of V.
+    It is derived from two running statistics: the variance of R within groups, and the mean squared
+    error of V (`advantages.shrink_baseline`).
     """
 
     def estimate(
@@ -74,7 +81,7 @@ def shrink(config: Config) -> Baseline:
 
 
 def _shrink_state() -> State:
-    """Returns the initial moments, for which n0 = 0.
+    """Returns the initial statistics, for which the weight n0 of V is 0.
 
     Until the error of V has been measured, the residuals of the other responses have full weight.
     """
