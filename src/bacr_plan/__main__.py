@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bacr_jax import train
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
+from bacr_jax.training import checks
 from bacr_plan.devices import DEVICES, find, smallest_with
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if memory_gib is None:
         arguments.device_memory = device.memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
-    train.check(config)
+    checks.check(config)
     arguments.config = with_local_shape(config, download=arguments.download)
     return arguments
 
