@@ -14,7 +14,8 @@ HEAD = f"""\
 # Configuration: every key
 
 Made by `{COMMAND}` from `src/bacr_jax/config/schema.py`; edit the schema, not this
-page. The same list, for a terminal, is `bacr train --help`.
+page. For a terminal, `bacr keys` prints the same list,
+`bacr keys budget` one section, and `bacr keys budget.max` one key.
 
 A config is a YAML file with these sections; several files may be given, and later ones win
 (`--config A --config B`). On the command line a key is written `section.key=value`, with the value

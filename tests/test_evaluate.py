@@ -12,6 +12,8 @@ import pytest
 
 import hf_world
 from bacr_jax import evaluate
+from bacr_jax.config import Config
+from bacr_jax.evaluate import parse, settings_name, settle
 from bacr_jax.evaluation import job
 from bacr_jax.export import policy_folder
 from bacr_jax.model.sizes import Qwen2Config
@@ -385,7 +387,7 @@ def test_bad_folders_are_one_line(finished, model, tmp_path, capsys):
     assert "write one of 3" in refusal(capsys, "--run", tmp_path, "--step", "4")
     # The folder of another evaluation, and one that is none.
     message = refusal(capsys, "--model", model, *OPTIONS, "--out", finished, *KEYS)
-    assert "samples" in message and "write another --out" in message
+    assert "samples" in message and f"write --out {finished}-2" in message
     assert "holds no evaluation" in refusal(
         capsys, "--model", model, *OPTIONS, "--out", model, *KEYS
     )
@@ -434,3 +436,30 @@ def test_24_rows_of_gsm8k_at_three_budgets_with_the_real_tokenizer(tmp_path, cap
         assert one["thinking_tokens"] <= one["budget"]
         assert float(one["gold"].replace(",", "")) is not None
     assert "gsm8k" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("", ""),
+        ("--compare b --name x --train gsm8k:a", ""),
+        ("--budgets 64,8", "budgets-8-64"),
+        ("--budgets 8,none --samples 4 --greedy", "budgets-8-none-samples-4-and-greedy"),
+        ("--samples 4 --top-p 0.9 --seed 3", "samples-4-top-p-0.9-seed-3"),
+        ("--size 100 --split train --slots 8", "size-100-split-train-slots-8"),
+    ],
+)
+def test_an_evaluation_is_named_by_the_options_that_change_its_samples(options, name):
+    arguments = parse(["--run", "a", *options.split()])
+    assert settings_name(arguments, settle(arguments, Config())) == name
+
+
+def test_options_with_paths_get_a_digest_that_keeps_them_apart():
+    names = []
+    for options in ("--data a/test.jsonl", "--data b/test.jsonl", "rollout.answer_tokens=9"):
+        arguments = parse(["--run", "a", *options.split()])
+        names.append(settings_name(arguments, settle(arguments, Config())))
+    assert [name.rpartition("-")[0] for name in names] == ["test", "test", "answer-tokens-9"]
+    assert len(set(names)) == 3
+    arguments = parse(["--run", "a", *(["--data", "jsonl:" + "x" * 99])])
+    assert len(settings_name(arguments, settle(arguments, Config()))) < 70

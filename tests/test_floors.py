@@ -29,7 +29,8 @@ FLOORS = {
     8: "report",
     9: "export",
     10: "training",
-    11: "train evaluate generate list_methods data plan study grading doctor gguf",
+    11: "train evaluate generate list_configs list_keys list_methods data plan study grading "
+    "doctor gguf",
     12: "facade",
     13: "__main__",
 }
@@ -181,7 +182,8 @@ def test_the_maths_knows_no_model():
 
 
 def test_config_is_read_before_jax_is_imported():
-    commands = [ROOT / "train.py", SRC / "bacr_plan" / "__main__.py"]
+    checks = ROOT / "training" / "checks.py"
+    commands = [ROOT / "train.py", checks, SRC / "bacr_plan" / "__main__.py"]
     for path in (*(ROOT / "config").glob("*.py"), *commands, ROOT / "runs" / "folder.py"):
         tree = ast.parse(path.read_text())
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]

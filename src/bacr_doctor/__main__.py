@@ -17,11 +17,12 @@ import yaml
 import bacr_jax
 from bacr_doctor.children import MOST_SECONDS, run_checks
 from bacr_doctor.records import Record, Subject, format_record, overlay_keys, to_json_object
-from bacr_jax import files, train
+from bacr_jax import files
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, whole_number
-from bacr_jax.config.shipped import locate
+from bacr_jax.config.shipped import check_overlays, locate
 from bacr_jax.errors import UserError
+from bacr_jax.training import checks
 from bacr_plan.devices import find
 
 EPILOG = """\
@@ -89,6 +90,8 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     options = _parser().parse_intermixed_args(argv)
     if options.overrides and not options.config:
         raise UserError("command line: keys without a config; write --config F before them")
+    if options.config:
+        check_overlays(options.config)
     configs = [locate(config).resolve() for config in options.config]
     _check_output(options.out, configs)
     if options.write_overlay is not None:
@@ -98,7 +101,7 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     if not whole_number(options.seconds, most=_LONGEST):
         raise UserError(f"--seconds: found {options.seconds!r}; write 1 to {_LONGEST}")
     config = config_io.load(options.config or ["quickstart"], options.overrides)
-    train.check(config)
+    checks.check(config)
     if options.device is not None:
         find(options.device)
     return Subject(config, bool(options.config), options.device), options

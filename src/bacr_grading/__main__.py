@@ -49,6 +49,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--grader",
+        type=Path,
         metavar="FILE.py:F",
         help="your verifier, FILE.py:function; cases need the field question too",
     )
@@ -56,7 +57,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
     options = parser.parse_args(argv)
     if options.out:
-        verifier_path = (options.grader or "").rpartition(":")[0]
+        verifier_path = ""
+        if options.grader is not None:
+            verifier_path, _, _ = str(options.grader).rpartition(":")
         inputs = [os.path.realpath(path) for path in (options.cases, verifier_path) if path]
         if os.path.realpath(options.out) in inputs:
             raise UserError(
@@ -68,8 +71,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 def _open_grader(options: argparse.Namespace) -> Grader | VerifierGrader:
     if options.grader is None:
         return Grader(workers=options.workers, deadline=options.deadline)
+    verifier = load_verifier(str(options.grader))
     grader = VerifierGrader(
-        load_verifier(options.grader), workers=options.workers, deadline=options.deadline
+        verifier,
+        workers=options.workers,
+        deadline=options.deadline,
     )
     grader.check(functools.partial(print, file=sys.stderr, flush=True))
     return grader

@@ -35,6 +35,7 @@ _CHUNK_BYTES = 1 << 16
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _TEMPORARY_NAME = re.compile(r".+\.[0-9a-f]{8}\.tmp")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -47,15 +48,27 @@ class DuplicateName(NotJson):
 
 
 def expand_home(path: str | Path) -> Path:
-    """Expands a leading ~ or ~USER of a path to the home folder.
+    """Expands environment variables such as $HOME, and a leading ~ or ~USER, in a path.
+
+    A file whose name contains a dollar sign is found under its own name if no such variable exists.
 
     Raises:
-      ValueError: if the user does not exist.
+      ValueError: if a variable is not set or the user does not exist.
     """
-    expanded = os.path.expanduser(path)
+    with_variables = _VARIABLE.sub(_value_of, str(path))
+    expanded = os.path.expanduser(with_variables)
     if expanded.startswith("~"):
         raise ValueError("found no such home folder; write the path in full")
+    unset = _VARIABLE.search(expanded)
+    if unset is not None and not os.path.lexists(expanded):
+        raise ValueError(f"{unset.group()} is not set; set it, or write the path in full")
     return Path(expanded)
+
+
+def _value_of(match: re.Match[str]) -> str:
+    """Returns the value of a matched environment variable, or the matched text if it is unset."""
+    name = match[1] or match[2]
+    return os.environ.get(name, match.group())
 
 
 def nearest(path: Path, otherwise: str) -> str:

@@ -17,6 +17,8 @@ COMMANDS = {
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
     "serve": ("bacr_serve.__main__", "answer OpenAI clients over HTTP, with a budget per request"),
+    "configs": ("bacr_jax.list_configs", "list the configs of the package, with one line each"),
+    "keys": ("bacr_jax.list_keys", "list the keys of a config: default, meaning, values"),
     "methods": ("bacr_jax.list_methods", "list the presets, and which are not verified"),
     "export": ("bacr_jax.export.__main__", "write the policy of a run as a Hugging Face folder"),
     "import": ("bacr_gguf.__main__", "convert a GGUF file to a Hugging Face folder"),

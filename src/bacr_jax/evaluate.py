@@ -7,6 +7,9 @@ command line and prepares the config. `evaluation.job` runs the evaluation.
 import argparse
 import dataclasses
 import difflib
+import hashlib
+import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.checks import check_ranges
+from bacr_jax.config.checks import TABLES, check_ranges
 from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
+    data_set,
     entry_point,
     failure,
     silence_orbax,
 )
-from bacr_jax.config.engine import add_engine, engine_faults
+from bacr_jax.config.engine import VLLM, add_engine, engine_faults
 from bacr_jax.config.resolve import NONE, read_budgets
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -75,6 +79,8 @@ BUDGET_INPUT_KEYS = ("conditioning.budget_input", "conditioning.prompt_text")
 TEMPERATURE = 0.6
 TOP_P = 0.95
 SLOTS = 64
+# Maximum number of characters of the name of an evaluation's settings, without its digest.
+_MAX_NAME = 60
 # Minimum and maximum value of each integer option.
 _RANGES = {
     "samples": (0, 100_000),
@@ -110,6 +116,7 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--data",
+        type=data_set,
         action="append",
         default=[],
         metavar="NAME[:PATH]",
@@ -165,6 +172,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--train",
+        type=data_set,
         metavar="NAME:PATH",
         help="training set; accuracy is also measured without its near-duplicates; by default the "
         "run's training set",
@@ -186,8 +194,8 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="output folder; by default RUN/evaluation/step-000100 (for step 100) or "
-        "runs/evaluation-NAME",
+        help="output folder; by default RUN/evaluation/step-000100 (for step 100), followed by "
+        "the options that are not default, or runs/evaluation-NAME-OPTIONS",
     )
     add(
         "--compare",
@@ -371,6 +379,67 @@ def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, 
     return tuple(sorted(numbers)), None in budgets
 
 
+def settings_name(arguments: argparse.Namespace, config: Config) -> str:
+    """Returns the name of an evaluation's settings, such as `budgets-8-64-samples-4`.
+
+    It contains the options that change the samples, so that evaluations with different options have
+    different folders. It is empty if no such option was written. Paths, overrides and long names
+    are shortened, and a digest is appended that keeps them distinct.
+
+    Args:
+      arguments: parsed command line.
+      config: config of the evaluation.
+    """
+    options = list(_named_options(arguments, config))
+    parts = []
+    for option, value in options:
+        parts.append(_slug(value) if option == "data" else f"{option}-{_slug(value)}")
+    name = "-".join(parts)
+    has_long_values = bool(arguments.data or arguments.overrides)
+    if not has_long_values and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:6]
+    return f"{name[:_MAX_NAME].rstrip('-')}-{digest}"
+
+
+def _named_options(arguments: argparse.Namespace, config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the name and the value of each option that changes the samples, if it was written."""
+    for spec in arguments.data:
+        yield "data", spec
+    if arguments.budgets is not None:
+        budgets = [*map(str, config.eval.budgets), *([NONE] if config.eval.no_budget else [])]
+        yield "budgets", ",".join(budgets)
+    if arguments.samples:
+        yield "samples", str(arguments.samples)
+    if arguments.greedy and arguments.samples:
+        yield "and", "greedy"
+    for name in ("every", "temperature", "top_p", "self_consistency", "size", "seed"):
+        value = getattr(arguments, name)
+        if value is not None:
+            yield name.replace("_", "-"), str(value)
+    if arguments.url is not None:
+        # Not the address, because the same evaluation may continue on another server.
+        yield "engine", VLLM
+    if arguments.split != "test":
+        yield "split", arguments.split
+    if arguments.slots != SLOTS:
+        yield "slots", str(arguments.slots)
+    for override in arguments.overrides:
+        key, _, value = override.partition("=")
+        yield key.strip().rpartition(".")[2].replace("_", "-"), value
+
+
+def _slug(value: str) -> str:
+    """Shortens an option's value to characters that are safe in the name of a folder.
+
+    Of a data set, only its name is used, or the name of the file for a set of any table.
+    """
+    name, colon, path = value.partition(":")
+    if colon:
+        value = Path(path).stem if name in TABLES else name
+    return re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-.") or "x"
+
+
 def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
     """Loads the training questions, whose near-duplicates are marked in the evaluation sets.
 
@@ -438,7 +507,10 @@ def evaluate(
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
     config, left_out = without_missing(settle(arguments, saved.config))
-    out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
+    name_of_settings = settings_name(arguments, config)
+    out = arguments.out or default_folder(
+        arguments.run, saved.step, arguments.model, name_of_settings
+    )
     date = saved.style.date if saved.style is not None else ""
     config = with_prompt_date(config, recorded=date or recorded_prompt_date(out))
     processes.check_platform()
@@ -453,6 +525,7 @@ def evaluate(
         split=arguments.split,
         train=train,
         compare=arguments.compare,
+        settings_name=name_of_settings,
         labels=arguments.label_difficulty,
         name=arguments.name,
         url=arguments.url,

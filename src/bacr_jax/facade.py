@@ -18,6 +18,7 @@ from bacr_jax.config.cli import silence_orbax
 from bacr_jax.config.resolve import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
+from bacr_jax.files import expand_home
 from bacr_jax.generate import AskOptions, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
@@ -157,7 +158,10 @@ def load(
       UserError: if the folder contains no policy, or an argument is invalid.
     """
     silence_orbax()
-    path = Path(folder).expanduser()
+    try:
+        path = expand_home(folder)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from None
     if RunPaths(path).config.is_file():
         return Policy(open_session(path, None, step, overrides))
     if not (path / "config.json").is_file():

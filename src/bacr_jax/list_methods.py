@@ -1,26 +1,55 @@
 """Implements the command `bacr methods`, which lists the presets of the training methods.
 
 For each preset, the command also lists the settings whose values have not been verified against the
-method's publication.
+method's publication. With --run, it lists the settings of a run that differ from its preset and
+from the publication.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from bacr_jax.config.cli import Parser, entry_point, uninterrupted
 from bacr_jax.config.shipped import locate, names
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line. The only option is --help."""
+    """Parses the command line."""
     parser = Parser(
         prog="bacr methods",
         description="Lists the presets in configs/methods, the method of each, and the settings "
-        "whose published values were not compared with the publication or its code.",
+        "whose published values were not compared with the publication or its code. With --run, "
+        "lists the settings of a run that differ from its preset and from the publication.",
         epilog="Use a preset as an overlay: bacr train --config quickstart --config methods/grpo",
     )
+    parser.add_argument("--run", type=Path, metavar="DIR", help="run folder")
     return parser.parse_args(argv)
+
+
+def run_lines(run: Path) -> Iterator[str]:
+    """Yields the output lines for a run: its preset, then what differs from it and from the paper.
+
+    Raises:
+      UserError: the folder contains no run.
+    """
+    from bacr_jax.config.presets import method_text, preset_of
+    from bacr_jax.methods.published import departures
+    from bacr_jax.methods.registry import load_method
+    from bacr_jax.runs.saved_policy import read_config
+
+    config = read_config(run)
+    method = load_method(config)
+    preset = preset_of(config)
+    yield f"{run}: {method_text(config, method.name)}"
+    changes = preset.changes if preset is not None else ()
+    differing = departures(config, method)
+    for heading, lines in (
+        ("differs from the preset in", changes),
+        ("differs from the method's publication in", differing),
+    ):
+        yield f"{heading} {len(lines)} setting{'' if len(lines) == 1 else 's'}"
+        yield from (f"  {line}" for line in lines)
 
 
 def preset_line(name: str) -> str:
@@ -41,11 +70,14 @@ def preset_line(name: str) -> str:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Prints one line per preset and returns the exit code."""
-    parse(argv)
-    # `preset_line` imports JAX, so it is called after --help has been handled.
+    """Prints one line per preset, or the settings of a run, and returns the exit code."""
+    arguments = parse(argv)
+    # These functions import JAX, so they are called after --help has been handled.
     with uninterrupted():
-        lines = [preset_line(name) for name in names(("methods",))]
+        if arguments.run is not None:
+            lines = list(run_lines(arguments.run))
+        else:
+            lines = [preset_line(name) for name in names(("methods",))]
     print(*lines, sep="\n")
     return 0
 

@@ -6,8 +6,7 @@ with `training.loop.Trainer`.
 """
 
 import contextlib
-import dataclasses
-import difflib
+import shlex
 import shutil
 import sys
 import threading
@@ -16,23 +15,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bacr_jax.config import Config, shipped
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.atomics import allow_fast_additions
 from bacr_jax.config.cli import Parser, entry_point, failure, silence_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
-from bacr_jax.errors import UserError, faults_of
+from bacr_jax.config.shipped import check_overlays
+from bacr_jax.config.synonyms import check_options
+from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
-from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
+from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run, run_path
+from bacr_jax.training.checks import (
+    check,
+    check_inputs,
+    with_available_sets,
+    with_local_model,
+    with_prompt_date,
+)
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
-    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. The same command "
-    "resumes a run that was stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a "
-    "signal after saving a checkpoint, 1 any other error."
+    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. `bacr keys` lists "
+    "all keys, `bacr keys budget` those of a section. The same command resumes a run that was "
+    "stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a signal after saving a "
+    "checkpoint, 1 any other error."
 )
 
 
@@ -53,8 +61,8 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="FILE",
-        help="a YAML file, or the name of a config of the package: "
-        f"{', '.join(shipped.names())}; repeatable, later ones override earlier ones",
+        help="a YAML file, or the name of a config of the package (bacr configs lists them); "
+        "repeatable, later ones override earlier ones",
     )
     add("--check", action="store_true", help="only check the config, its data and its model")
     add(
@@ -77,7 +85,7 @@ def _parser() -> Parser:
         help="download a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not "
         "in the hub's cache",
     )
-    add("--help", "-h", action="store_true", help="show this and every key")
+    add("--help", "-h", action="store_true", help="show this")
     add("overrides", nargs="*", metavar="key.sub=value")
     return parser
 
@@ -95,169 +103,29 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
       UserError: if the command line or the config is invalid.
     """
     parser = _parser()
-    arguments = parser.parse_intermixed_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    check_options(words, config_io.settings())
+    arguments = parser.parse_intermixed_args(words)
     if arguments.help:
         print(parser.format_help())
-        print(config_io.help_text(shutil.get_terminal_size().columns))
         raise SystemExit(0)
     if not arguments.config:
-        raise UserError("command line: no config; write --config quickstart")
+        raise UserError("command line: no config; write --config quickstart (bacr configs: others)")
+    check_overlays(arguments.config)
     config = config_io.load(arguments.config, arguments.overrides)
     allowed = tuple(arguments.allow_change)
     check(config, allowed)
     if arguments.check:
-        from bacr_jax.methods.registry import built_in_departures
-
         lines = check_inputs(config, arguments.resume, allowed, download=arguments.download)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
-        for line in (*lines, *built_in_departures(config)):
-            print(f"  {line}")
+        print(*lines, sep="\n")
+        command = ["bacr", "train", *(word for word in words if word != "--check")]
+        print(f"next     {shlex.join(command)}")
         raise SystemExit(0)
     config = with_local_model(config, download=arguments.download)
     config = with_available_sets(config)
     config = with_prompt_date(config)
     return config, arguments.resume, allowed
-
-
-def check(config: Config, allowed: Sequence[str] = ()) -> None:
-    """Validates the values of a config and their combinations without using any device.
-
-    Args:
-      config: config to validate.
-      allowed: keys passed with --allow-change, which must be keys of the config.
-
-    Raises:
-      UserError: if the config or a key is invalid. The error lists all problems of the config.
-    """
-    # Imported here because the method registry imports JAX.
-    with uninterrupted():
-        from bacr_jax.methods.registry import problems
-
-    config_io.check(config, also=problems)
-    for key in allowed:
-        if key not in config_io.flatten(config):
-            near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
-            raise UserError(f"--allow-change {key}: is not a key of a config; write {near[0]}?")
-
-
-def with_local_model(config: Config, *, download: bool) -> Config:
-    """Replaces the name of a Hugging Face hub model in `model.path` by a local folder.
-
-    Args:
-      config: config whose `model.path` is a folder, a name on the hub, or None.
-      download: True to download the model if it is not in the hub's cache.
-
-    Returns:
-      A config whose `model.path` is a local folder, or None if it was None.
-    """
-    if config.model.path is None:
-        return config
-    from bacr_jax.model.hf.hub import local_folder
-
-    path = local_folder(config.model.path, download=download, where="model.path")
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
-
-
-def begun_config(config: Config) -> Config | None:
-    """Returns the config of an existing run in `output.dir`, or None if it can't be read."""
-    # An unreadable config is reported later, when the run folder is opened.
-    with contextlib.suppress(UserError, OSError, ValueError):
-        return run_folder.read_config_file(run_folder.RunPaths(run_path(config)).config)
-    return None
-
-
-def with_prompt_date(config: Config) -> Config:
-    """Sets the date that the chat template writes into prompts.
-
-    A new run uses today's date, and a resumed run uses the date that it recorded. The config is
-    returned unchanged if its chat template writes no date.
-    """
-    from bacr_jax.prompts import prompt_date
-
-    return prompt_date.with_prompt_date(config, begun_config(config))
-
-
-def with_available_sets(config: Config) -> Config:
-    """Removes missing evaluation sets from the config if `data.eval_missing` is `skip`.
-
-    Prints one line for every removed set.
-    """
-    from bacr_jax.questions.missing import without_missing
-
-    config, lines = without_missing(config, begun_config(config), run_path(config))
-    for line in lines:
-        print(line, flush=True)
-    return config
-
-
-def check_inputs(
-    config: Config, resume: Resume, allowed: Sequence[str], *, download: bool
-) -> list[str]:
-    """Runs all checks that training performs before it uses a device.
-
-    Args:
-      config: config to check.
-      resume: what to do with an existing run in `output.dir` (see `run`).
-      allowed: keys whose values may differ from the existing run.
-      download: True to download the model if it is not in the hub's cache.
-
-    Returns:
-      Lines to print, with the scores that the verifiers assign to the reference answers.
-
-    Raises:
-      UserError: if at least one check failed. The error lists all failures.
-    """
-    from bacr_jax.parallel import processes
-    from bacr_jax.runs.metrics import check_wandb
-    from bacr_jax.training import initialize
-    from bacr_jax.training.warmup_folder import check_warmup
-
-    # Each step below replaces `resolved` by its result. A step that fails leaves it unchanged.
-    resolved = config
-    lines: list[str] = []
-
-    def resolve_model() -> None:
-        nonlocal resolved
-        resolved = with_local_model(resolved, download=download)
-
-    def resolve_sets() -> None:
-        nonlocal resolved
-        resolved = with_available_sets(resolved)
-
-    def resolve_prompt_date() -> None:
-        nonlocal resolved
-        resolved = with_prompt_date(resolved)
-
-    def read_inputs() -> None:
-        processes.check_platform()
-        lines.extend(initialize.check_inputs(resolved))
-
-    faults = faults_of(
-        resolve_model,
-        resolve_sets,
-        resolve_prompt_date,
-        lambda: check_run_folder(run_path(config), resolved, resume=resume, allowed=allowed),
-        lambda: check_wandb(config),
-        lambda: check_warmup(resolved, run_folder.RunPaths(run_path(config))),
-        read_inputs,
-    )
-    if faults:
-        raise UserError(*faults)
-    return lines
-
-
-def run_path(config: Config) -> Path:
-    """Returns the path of the run folder, with ~ expanded to the home folder.
-
-    Raises:
-      UserError: if the home folder can't be determined.
-    """
-    try:
-        return Path(config.output.dir).expanduser()
-    except RuntimeError:
-        raise UserError(
-            f"output.dir={config.output.dir}: found no such home folder; write the path in full"
-        ) from None
 
 
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
@@ -334,7 +202,7 @@ def train(
             folder.discard()
             raise
         state, step = _start(trainer, folder)
-        reporter = Reporter(folder, callbacks, trainer.evaluated)
+        reporter = Reporter(folder, callbacks, trainer.evaluations.records)
         try:
             reporter.send(Started(folder.path, trainer.method.name, step, trainer.steps))
             trainer.evaluate(state, step, "before")

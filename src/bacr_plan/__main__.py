@@ -13,11 +13,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bacr_jax import train
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
+from bacr_jax.training import checks
 from bacr_plan.devices import DEVICES, find, smallest_with
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config qwen2.5-7b-math")
+    check_overlays(arguments.config)
     count = arguments.devices
     if not 1 <= count <= MOST_DEVICES:
         raise UserError(f"--devices: found {count}; write a number of GPUs, 1 to {MOST_DEVICES}")
@@ -120,7 +122,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if memory_gib is None:
         arguments.device_memory = device.memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
-    train.check(config)
+    checks.check(config)
     arguments.config = with_local_shape(config, download=arguments.download)
     return arguments
 

@@ -159,13 +159,13 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
     """
     import jax
 
-    from bacr_jax import train
     from bacr_jax.training import initialize
+    from bacr_jax.training.checks import with_available_sets, with_local_model
 
     def check_run(config: Config) -> None:
         """Checks the model and the data sets of one config."""
-        local_config = train.with_local_model(config, download=False)
-        initialize.check_inputs(train.with_available_sets(local_config))
+        local_config = with_local_model(config, download=False)
+        initialize.check_inputs(with_available_sets(local_config))
 
     # Use the CPU because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")

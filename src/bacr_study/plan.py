@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bacr_jax import train
 from bacr_jax.config import Config, renamed_keys, resolve
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.training import checks
 from bacr_study.spec import Arm, Study, Task, Variant, cell_id, cell_path
 
 # Config keys that must not be set in a study, and the reason.
@@ -189,7 +189,7 @@ def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Con
     sweep = study.sweep_of(arm)
     varied = sweep.settings[variant.value] if sweep else {}
     config = study.config_of(task.id, arm.id, varied)
-    train.check(config)
+    checks.check(config)
     flat = config_io.flatten(config)
     for key, reason in _NOT_IN_STUDIES.items():
         if flat[key] is not None:

@@ -152,8 +152,9 @@ BAD_CONFIGS = [
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
-        "warmup.learning_rate=0.003: the default is for a small model made from scratch, not for "
-        "model.path=qwen; write 1e-5",
+        "warmup.learning_rate=0.003, warmup.hold_accuracy=0.85, warmup.target_accuracy=0.95: are "
+        "defaults for a small model made from scratch, not for model.path=qwen; write "
+        "warmup.learning_rate=1e-5 warmup.hold_accuracy=0 warmup.target_accuracy=0, or what",
     ),
     (
         {"eval": {"select": "leger"}},

@@ -106,3 +106,15 @@ def test_every_config_trains_by_the_recommended_method(path):
     updates = [line for line in built_in_departures(paper) if "train.minibatches" in line]
     assert built_in_departures(paper) == updates
     check(paper, also=problems)
+
+
+@pytest.mark.parametrize("written", ["grpo", "methods/grpo", "configs/methods/grpo.yaml"])
+def test_overlays_alone_are_refused(written):
+    with pytest.raises(UserError) as error:
+        shipped.check_overlays([written])
+    assert str(error.value) == (
+        f"--config {written}: sets only the method and needs a config below it; write --config "
+        f"quickstart --config {written}"
+    )
+    shipped.check_overlays(["quickstart", written])
+    shipped.check_overlays(["mine.yaml"])

@@ -157,8 +157,8 @@ def test_files_that_can_not_be_read_are_refused(tmp_path):
         # The same last name elsewhere.
         ("rate", "warmup.rate or value.rate"),
         ("zzz", "one of seed, budget, warmup, value"),
-        ("seed.qqqqqqqqq", "a key that --help lists"),
-        ("no.such.thing", "a key that --help lists"),
+        ("seed.qqqqqqqqq", "a key that bacr keys lists"),
+        ("no.such.thing", "a key that bacr keys lists"),
         # Neither the section nor the key as it is called.
         ("valeu.raet", "value.rate"),
     ],

@@ -156,7 +156,9 @@ class TestOpen:
         with open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 0)):
             pass
         with (
-            pytest.raises(UserError, match=r"d \(0 there, 1 now\) and 2 more; write another --out"),
+            pytest.raises(
+                UserError, match=r"d \(0 there, 1 now\) and 2 more; write --out .*/out-2"
+            ),
             open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 1)),
         ):
             pytest.fail("opened another evaluation's folder")
@@ -243,10 +245,11 @@ class TestFinished:
             read_settings(tmp_path)
 
 
-def evaluate(paths, step):
+def evaluate(paths, step, settings_name=""):
     """Makes the folder of a checkpoint's evaluation."""
-    paths.evaluation_of(step).mkdir(parents=True)
-    (paths.evaluation_of(step) / SETTINGS).write_text("{}")
+    folder = paths.evaluation_of(step, settings_name)
+    folder.mkdir(parents=True)
+    (folder / SETTINGS).write_text("{}")
 
 
 class TestPlaces:
@@ -264,7 +267,10 @@ class TestPlaces:
     def test_a_runs_evaluations_lie_in_the_run_by_their_steps(self, tmp_path):
         run, paths = tmp_path / "run", RunPaths(tmp_path / "run")
         assert default_folder(run, 20, None) == paths.evaluation_of(20)
-        assert default_folder(None, None, tmp_path / "tiny").name == "evaluation-tiny"
+        assert default_folder(run, 20, None, "size-4").name == "step-000020-size-4"
+        tiny = tmp_path / "tiny"
+        assert default_folder(None, None, tiny).name == "evaluation-tiny"
+        assert default_folder(None, None, tiny, "budgets-8").name == "evaluation-tiny-budgets-8"
         for step in (100, 20):
             evaluate(paths, step)
         # The newest of them stands for the run, and an evaluation for itself.
@@ -286,6 +292,16 @@ class TestPlaces:
         assert find_evaluation(tmp_path) == paths.evaluation_of(20)
         paths.best.unlink()
         assert find_evaluation(tmp_path) == paths.evaluation_of(30)
+
+    def test_of_several_evaluations_the_one_with_the_same_settings_is_compared(self, tmp_path):
+        paths = RunPaths(tmp_path)
+        for name in ("size-9", "budgets-8"):
+            evaluate(paths, 20, name)
+        assert find_evaluation(tmp_path).name == "step-000020-budgets-8"
+        assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
+        evaluate(paths, 20)
+        assert find_evaluation(tmp_path, "size-7").name == "step-000020"
+        assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(UserError, match=f"--compare {tmp_path}: holds no evaluation"):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bacr_jax import evaluate, train
+from bacr_jax import evaluate
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.schema import DataConfig
@@ -15,6 +15,7 @@ from bacr_jax.questions.__main__ import main
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.missing import without_missing
 from bacr_jax.runs.folder import check_run_folder, open_run
+from bacr_jax.training import checks
 
 GSM8K, AIME, OWN = "gsm8k:gsm8k/test.jsonl", "aime24:aime24/test.jsonl", "jsonl:own.jsonl"
 
@@ -95,11 +96,11 @@ def test_training_says_what_it_does_without_and_goes_on_so(tmp_path, capsys):
     put(tmp_path, GSM8K)
     run = tmp_path / "run"
     asked = config_io.override(config(tmp_path, GSM8K, AIME), [f"output.dir={run}"])
-    begun = train.with_available_sets(asked)
+    begun = checks.with_available_sets(asked)
     assert begun.data.eval == (GSM8K,) and f"{AIME} is left out" in capsys.readouterr().out
     open_run(run, begun).__exit__(None, None, None)
     put(tmp_path, AIME)
-    again = train.with_available_sets(asked)
+    again = checks.with_available_sets(asked)
     assert again == begun and f"--run {run} --data {AIME} to evaluate it" in capsys.readouterr().out
     check_run_folder(run, again)
 

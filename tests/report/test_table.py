@@ -120,3 +120,39 @@ def test_a_comparison_in_html_has_a_column_for_the_decoding():
     found = table.comparison("ledger", POLICIES).html()
     cells = "<td>31.0 [20.0, 40.2], 480.0 tok</td><td>60.0 [50.0, 70.0], 400.0 tok</td>"
     assert f'<tr><td class="words">greedy</td><td>512</td>{cells}</tr>' in found
+
+
+class TestNarrowTerminal:
+    def test_columns_are_left_out_by_rank_and_named(self):
+        wide = Table(
+            "t",
+            ["mode", "budget", "accuracy", "extra", "more"],
+            [["greedy", "8", "10.9 [3.1, 18.8]", "1" * 20, "2" * 20]],
+            caption="all",
+            drop=("more", "extra"),
+        )
+        at_100, at_70 = (rendered(wide.terminal(), width) for width in (100, 70))
+        assert "more" in at_100 and "narrow" not in at_100
+        assert "2" * 20 not in at_70 and "1" * 20 in at_70
+        assert "too narrow for the columns more" in " ".join(at_70.split())
+        # The files have all columns.
+        assert "more" in wide.markdown()
+
+    def test_no_interval_is_broken_at_any_width_that_holds_one(self):
+        policies = {f"policy {i}": BEFORE for i in range(6)}
+        for width in range(30, 130, 10):
+            text = printed(policies, width=width)
+            assert max(map(len, text.splitlines())) <= width
+            # Two decodings at two budgets of every policy.
+            assert text.count("[99.0, 100.0]") == 6 and text.count("[20.0, 40.2]") == 6
+
+    def test_columns_that_do_not_fit_go_into_another_table_with_the_same_labels(self):
+        text = printed({f"policy {i}": BEFORE for i in range(6)})
+        assert text.count("budget") == 2 and text.count("1,024") == 4
+        assert " ".join(text.split()).count("accuracy in percent") == 1
+
+
+def rendered(renderable, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    return console.file.getvalue()

@@ -20,6 +20,7 @@ from bacr_jax.files import append_line, read_lines, write_atomically, write_json
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import (
     RunFolder,
+    free_folder,
     lock_when_free,
     open_run,
     read_config_file,
@@ -103,12 +104,14 @@ class TestRefusing:
             Config().rollout, questions=2, group_size=2, temperature=0.5, chunk=3, slots=3
         )
         other = dataclasses.replace(Config(), curriculum=curriculum, rollout=rollout)
-        assert " and 2 more; write another folder" in refusal(tmp_path, other)
+        assert f" and 2 more; write output.dir={tmp_path}-2 for" in refusal(tmp_path, other)
+        assert "or --allow-change KEY for each key" in refusal(tmp_path, other)
 
     def test_a_folder_of_something_else_is_refused_and_not_touched(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("precious")
         line = refusal(tmp_path)
-        assert "is not empty and holds no run (found 'thesis.tex'); write another folder" in line
+        assert "is not empty and holds no run (found 'thesis.tex'); write output.dir=" in line
+        assert line.endswith(f"output.dir={tmp_path}-2")
         assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"seed: [", b"unknown_key: 1", b"seed: x"])
@@ -160,13 +163,29 @@ sys.stdin.read()
 """
 
 
+class TestFreeFolder:
+    def test_it_is_the_first_number_that_no_folder_has(self, tmp_path):
+        run = tmp_path / "quickstart"
+        assert free_folder(f"output.dir={run}", run) == f"output.dir={run}-2"
+        (tmp_path / "quickstart-2").mkdir()
+        assert free_folder(f"output.dir={run}", run) == f"output.dir={run}-3"
+        second = tmp_path / "quickstart-2"
+        assert free_folder(f"--out {second}", second) == f"--out {run}-3"
+
+    def test_a_number_that_is_part_of_the_name_stays(self, tmp_path):
+        for name in ("gpt-2024-11", "-1", "a-1234"):
+            path = tmp_path / name
+            following = "gpt-2024-12" if name.startswith("gpt") else f"{name}-2"
+            assert free_folder(f"output.dir={path}", path) == f"output.dir={tmp_path / following}"
+
+
 class TestResuming:
     def test_how_to_deal_with_a_run_that_is_there(self, tmp_path):
         with pytest.raises(UserError, match="holds no run to continue"):
             open_run(tmp_path / "run", Config(), resume="required")
         assert not (tmp_path / "run").exists()
         open_run(tmp_path / "run", Config(), resume="never").__exit__(None, None, None)
-        with pytest.raises(UserError, match="holds a run already; write another folder"):
+        with pytest.raises(UserError, match=r"a run already; write output\.dir=.*run-2, or"):
             open_run(tmp_path / "run", Config(), resume="never")
         open_run(tmp_path / "run", Config(), resume="required").__exit__(None, None, None)
 
@@ -179,7 +198,10 @@ class TestResuming:
             UserError, match=r"differs in seed \(0 there, 1 now\); write"
         ) as refused:
             open_run(tmp_path, longer, allowed=["train.steps"])
-        assert "--allow-change KEY" in str(refused.value)
+        assert str(refused.value).endswith(
+            f"write output.dir={tmp_path}-2 for a new run, the same config to resume, or "
+            "--allow-change seed to go on with the new value"
+        )
         assert config_io.load([tmp_path / "config.yaml"]) == Config()
         (tmp_path / "changes.jsonl").write_text('{"before": {"se')  # as a full disk leaves it
         for _ in range(2):

@@ -73,6 +73,7 @@ def is_name(text):
 def words_of(text):
     """A command as words, with what a reader has to fill in filled in, for the parsers."""
     text = re.sub(r"\[(-[^]]*)\]", r"\1", text)
+    text = text.replace("$i", "1")
     return [re.sub(r"^(lenient)\|.*", r"\1", word) for word in shlex.split(text)]
 
 
@@ -113,6 +114,7 @@ OF_RUNS = {
     "bacr evaluate --run runs/quickstart --budgets": and_also("--size 8"),
     "bacr generate --run runs/quickstart": as_is,
     "bacr report --run runs/quickstart": as_is,
+    "bacr methods --run runs/quickstart": as_is,
     "bacr report": as_is,
     "bacr generate": as_is,
     "bacr export --run runs/quickstart": as_is,
@@ -127,7 +129,7 @@ TWICE = {
     'python -c "from bacr_jax.runs.metrics': as_is,
 }
 OTHERS = {
-    "bacr train --help": as_is,
+    "bacr keys": as_is,
     "bacr train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
     "bacr train --config configs/gym.yaml": and_also(f"{FEW} --check"),
     "bacr plan": and_also("--compile none"),

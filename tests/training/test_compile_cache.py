@@ -13,13 +13,12 @@ STEPS = ("train.steps=2", "output.report=false", "output.tensorboard=false")
 
 
 def started(config, folder, **environment):
-    """A run in a process of its own; its lines."""
+    """A run in a process of its own."""
     alone = {name: v for name, v in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     command = [sys.executable, "-m", "bacr_jax.train", "--config", str(config), *STEPS]
     command += [f"output.dir={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, env=alone | environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 @pytest.mark.slow  # two runs in processes of their own
@@ -29,8 +28,7 @@ def test_programs_from_the_folder_give_the_same_bits(tmp_path):
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     metrics = []
     for name in ("compiled", "found"):
-        said = "\n".join(started(config, tmp_path / name, **cache))
-        assert f"\ncompiled programs are kept in {tmp_path / 'cache'}" in said
+        started(config, tmp_path / name, **cache)
         metrics.append(without_timings(tmp_path / name / "metrics.jsonl"))
         programs = sorted(path.name for path in (tmp_path / "cache").rglob("*-cache"))
         metrics[-1] = (metrics[-1], programs)

@@ -31,7 +31,7 @@ def test_training_reports_both_figures(tmp_path, capsys):
         trainer.evaluate(state, step, "before")
         trainer.evaluate(state, step, "after")
         # As if the policy had been right everywhere before training.
-        for entry in trainer.evaluations["before"]["ledger"]["greedy"].values():
+        for entry in trainer.evaluations.framing["before"]["ledger"]["greedy"].values():
             entry["accuracy"] = 1.0
         summary = trainer.finish(state, step)
     record = json.loads((run / "eval.jsonl").read_text().splitlines()[0])

@@ -93,6 +93,9 @@ def _choices(config: Config) -> Iterator[str]:
     choices = drawn(config)
     rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
+    # Either mistake leaves no budget to choose from and has an error message of its own.
+    if budget.min > budget.max or not (budget.choices or config.eval.budgets):
+        return
     if not rising:
         yield (
             "budget.choices: found an empty list, which means the eval.budgets between budget.min "

@@ -42,11 +42,7 @@ BUDGET = "{budget}"
 
 # Warm-up settings whose defaults suit a small model trained from scratch. For a pretrained model
 # they would be harmful or unreachable, so the error message suggests these values instead.
-_FROM_SCRATCH = {
-    "learning_rate": "1e-5, or what suits the model",
-    "hold_accuracy": "0 for a fixed number of steps, or an accuracy within its reach",
-    "target_accuracy": "0 for none, or an accuracy within its reach",
-}
+_FROM_SCRATCH = {"learning_rate": "1e-5", "hold_accuracy": "0", "target_accuracy": "0"}
 
 # Maximum number of truncation points (cuts) per trace in an evaluation with `eval.cut_every`. It is
 # limited because an answer is sampled at every cut.
@@ -302,18 +298,32 @@ def _groups(config: Config) -> Iterator[str]:
         )
 
 
+def _warmup_of_pretrained(config: Config) -> Iterator[str]:
+    """Yields an error message if defaults for a model from scratch warm up a pretrained model."""
+    warmup = config.warmup
+    # A set with its own tokens has no pretrained model, which another check reports.
+    if not warmup.steps or not config.model.path or own_tokens(config.data):
+        return
+    names = [
+        name for name in _FROM_SCRATCH if getattr(warmup, name) == getattr(WarmupConfig(), name)
+    ]
+    if names:
+        defaults = ", ".join(f"warmup.{name}={getattr(warmup, name):g}" for name in names)
+        others = " ".join(f"warmup.{name}={_FROM_SCRATCH[name]}" for name in names)
+        plural = len(names) > 1
+        yield (
+            f"{defaults}: {'are defaults' if plural else 'is a default'} for a small model made "
+            f"from scratch, not for model.path={config.model.path}; write {others}, or what suits "
+            "the model (accuracies of 0: a fixed number of steps)"
+        )
+
+
 def _warmup(config: Config) -> Iterator[str]:
     """Yields an error message for each problem of the supervised warm-up."""
     data = config.data
     warmup = config.warmup
     procedural = data.train == "ledger"
-    is_pretrained = warmup.steps > 0 and bool(config.model.path)
-    for name, instead in _FROM_SCRATCH.items():
-        if is_pretrained and getattr(warmup, name) == getattr(WarmupConfig(), name):
-            yield (
-                f"warmup.{name}={getattr(warmup, name):g}: the default is for a small model made "
-                f"from scratch, not for model.path={config.model.path}; write {instead}"
-            )
+    yield from _warmup_of_pretrained(config)
     if warmup.steps and data.prompt_format == "boxed":
         yield (
             "data.prompt_format=boxed: has no closing tag, which the warm-up needs; write "

@@ -22,6 +22,7 @@ from bacr_grading.command import (
     refusal as refusal,
     uninterrupted as uninterrupted,
 )
+from bacr_jax.config.paths import set_name
 from bacr_jax.errors import UserError
 
 # Values of --step in place of a number: the checkpoint with the best evaluation result, and the
@@ -44,6 +45,20 @@ def checkpoint_step(text: str) -> int | str:
             f"found {text!r}; write the number of a step, {BEST} or {NEWEST}"
         )
     return number
+
+
+def data_set(text: str) -> str:
+    """Parses the value of an option that names a data set: expands its path, and names its kind.
+
+    Raises:
+      argparse.ArgumentTypeError: an environment variable or a user in the path does not exist.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("found nothing; write a set, or leave it out")
+    try:
+        return set_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:

@@ -21,13 +21,20 @@ import yaml
 from bacr_jax.config import renamed_keys
 from bacr_jax.config.checks import check as check
 from bacr_jax.config.fields import Key, range_text, walk
+from bacr_jax.config.paths import expand_paths
 from bacr_jax.config.reader import read_entry
 from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import locate
 from bacr_jax.config.values import FrozenMap, describe, written
-from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
+from bacr_jax.config.yaml import (
+    Entry,
+    Parsed,
+    entries,
+    nearest_key,
+    parse_file,
+    parse_override,
+)
 from bacr_jax.errors import UserError
-from bacr_jax.files import expand_home
 
 # Keys that were added after the study results in the repository had been committed. Their default
 # values do not change any sample. `fingerprint` ignores a key with its default value, so that the
@@ -36,13 +43,6 @@ _ADDED_LATER = frozenset(
     {
         *("eval.during", "optimizer.max_update_kl"),
         *("train.undo_closed_answers", "train.undo_filled_budgets"),
-    }
-)
-# Keys whose values are paths, in which a leading ~ is expanded to the home folder.
-_PATHS = frozenset(
-    {
-        *("model.path", "model.tokenizer", "adapter.path", "data.dir", "warmup.dir"),
-        *("output.dir", "rollout.weights_dir"),
     }
 )
 # Keys that only affect speed and the last bits of the sampler's log-probabilities. They do not
@@ -86,14 +86,12 @@ def _read(parsed_entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _value(entry: Entry) -> Any:
-    """Converts an entry to the type of its key, and expands a leading ~ in paths."""
+    """Converts an entry to the type of its key, and expands the paths in it."""
     value = read_entry(entry, entry.key, schema())
-    if entry.key not in _PATHS or value is None:
-        return value
     try:
-        return str(expand_home(value)) if value.startswith("~") else value
+        return expand_paths(entry.key, value)
     except ValueError as error:
-        raise UserError(f"{entry.where}: {entry.key}={value}: {error}") from None
+        raise UserError(f"{entry.where}: {entry.key}={written(value)}: {error}") from None
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
@@ -154,14 +152,27 @@ def _over(
     accept_earlier: bool = False,
 ) -> Config:
     """Builds a config from values, then files, then overrides. The last value of each key wins."""
-    parsed = [*files, *map(parse_override, overrides)]
-    sections = {name for name, key in schema().items() if key.is_section}
-    parsed_entries = [entry for document in parsed for entry in entries(document, sections)]
+    parsed_entries = _entries_of([*files, *map(parse_override, overrides)])
     if accept_earlier:
         parsed_entries = [
             _current_entry(entry) for entry in parsed_entries if not _is_removed(entry)
         ]
     return _build(Config, "", {**values, **_read(parsed_entries)})
+
+
+def _entries_of(parsed: Iterable[Parsed]) -> list[Entry]:
+    """Returns the entries of all documents, in their order."""
+    sections = {name for name, key in schema().items() if key.is_section}
+    return [entry for document in parsed for entry in entries(document, sections)]
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns only the values that a YAML file sets, keyed by dotted name.
+
+    Raises:
+      UserError: as for `load`.
+    """
+    return _read(_entries_of([parse_file(path)]))
 
 
 def _current_entry(entry: Entry) -> Entry:
@@ -204,14 +215,15 @@ def value_text(value: Any) -> str:
 
 
 @functools.cache
-def _settings() -> tuple[str, ...]:
+def settings() -> tuple[str, ...]:
+    """Returns the dotted names of all keys, in config order."""
     return tuple(name for name, key in schema().items() if not key.is_section)
 
 
 def flatten(config: Config) -> dict[str, Any]:
     """Returns all settings of a config as a dict keyed by dotted name, in order of definition."""
-    values = operator.attrgetter(*_settings())(config)
-    return dict(zip(_settings(), values, strict=True))
+    values = operator.attrgetter(*settings())(config)
+    return dict(zip(settings(), values, strict=True))
 
 
 def fingerprint(config: Config, *sections: str) -> str:
@@ -244,35 +256,68 @@ def fingerprint(config: Config, *sections: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def help_text(width: int = 100) -> str:
+def help_text(width: int = 100, section: str | None = None) -> str:
     """Returns the help text, which lists the default, meaning and possible values of every key.
 
     Args:
       width: maximum line width in characters. Values below 80 are raised to 80.
+      section: dotted name of a section, whose keys are listed, or of one key. None lists all keys.
+
+    Raises:
+      UserError: if `section` is not a section or key.
     """
-    settings = {name: key for name, key in schema().items() if not key.is_section}
+    # Keys that belong to no section come first.
+    names = sorted(settings(), key=lambda name: "." in name)
+    if section is not None:
+        names = _keys_under(section, names)
     # The column widths are fixed, because a single long name or default would otherwise shift the
     # meanings of all keys to the right.
     name_width, default_width = 30, 14
-    margin = 2 + name_width + default_width
     lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (possible values)"]
     heading = ""
-    # Keys that belong to no section come first.
-    for name, key in sorted(settings.items(), key=lambda item: "." in item[0]):
-        section = name.rpartition(".")[0]
-        if section != heading:
-            lines += ["", f"{section}: {schema()[section].meaning}"]
-            heading = section
+    for name in names:
+        key = schema()[name]
+        parent = name.rpartition(".")[0]
+        if parent != heading:
+            lines += ["", f"{parent}: {schema()[parent].meaning}"]
+            heading = parent
         start = f"  {name:{name_width - 1}} {written(key.value):{default_width - 1}} "
-        if len(start) > margin:
-            lines.append(start.rstrip())
-            start = " " * margin
-        possible = [describe(key.hint), *map(range_text, filter(None, [key.bounds]))]
-        lines += textwrap.wrap(
-            f"{key.meaning} ({', '.join(possible)})",
-            max(width, 80),
-            initial_indent=start,
-            subsequent_indent=" " * margin,
-            break_on_hyphens=False,
-        )
+        lines += _help_lines(start, key, margin=2 + name_width + default_width, width=width)
     return "\n".join(lines)
+
+
+def _keys_under(section: str, names: Sequence[str]) -> list[str]:
+    """Returns the keys of a section, or a list with the key itself.
+
+    Raises:
+      UserError: if `section` is neither a section nor a key.
+    """
+    chosen = [name for name in names if f"{name}.".startswith(f"{section}.")]
+    if not chosen:
+        sections = {name: key.is_section for name, key in schema().items()}
+        near = nearest_key(section, sections)
+        raise UserError(f"command line: {section}: no such section or key; write {near}")
+    return chosen
+
+
+def _help_lines(start: str, key: Key, *, margin: int, width: int) -> list[str]:
+    """Returns the lines of one key.
+
+    Args:
+      start: the key's name and default.
+      margin: width of the columns before the meaning, in characters.
+      width: maximum line width in characters. Values below 80 are raised to 80.
+    """
+    lines = []
+    if len(start) > margin:
+        lines.append(start.rstrip())
+        start = " " * margin
+    possible = [describe(key.hint), *map(range_text, filter(None, [key.bounds]))]
+    lines += textwrap.wrap(
+        f"{key.meaning} ({', '.join(possible)})",
+        max(width, 80),
+        initial_indent=start,
+        subsequent_indent=" " * margin,
+        break_on_hyphens=False,
+    )
+    return lines

@@ -22,9 +22,13 @@ from bacr_jax.errors import UserError
 from bacr_jax.files import expand_home
 
 ENDINGS = (".yaml", ".yml")
+# Folder of the overlays, each of which sets a method and needs another config below it.
+OVERLAYS = "methods"
 # Folders of the shipped configs that are searched for a name, in this order.
-CONFIGS = ("", "methods", "examples", "studies/tasks")
+CONFIGS = ("", OVERLAYS, "examples", "studies/tasks")
 STUDIES = ("studies",)
+# Start of a config's first line, before a description that `bacr configs` prints.
+SUMMARY = "# In short: "
 _FOLDER = "configs"
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 # Used instead of Path.is_file, which raises OSError for a file name that is too long.
@@ -42,6 +46,37 @@ def names(folders: Sequence[str] = CONFIGS) -> list[str]:
     """Returns the names of the shipped configs in `folders`, such as `methods/grpo`."""
     paths = [path for folder in folders for path in sorted((root() / folder).glob("*.yaml"))]
     return [path.relative_to(root()).with_suffix("").as_posix() for path in paths]
+
+
+def description(name: str) -> str:
+    """Returns a short description of a shipped config.
+
+    It is the text after `SUMMARY` in the first line, or the `title` of a study.
+    """
+    for line in (root() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        for start in (SUMMARY, "title: "):
+            if line.startswith(start):
+                return line.removeprefix(start).strip().strip("\"'").removesuffix(".")
+    return ""
+
+
+def check_overlays(paths: Sequence[str | Path]) -> None:
+    """Refuses a list of configs that consists only of shipped overlays.
+
+    The defaults of all other keys describe no useful run, so a run would start from settings that
+    nobody chose.
+
+    Raises:
+      UserError: every path is a config in the folder `OVERLAYS`.
+    """
+    overlay_folder = (root() / OVERLAYS).resolve()
+    if any(locate(path).resolve().parent != overlay_folder for path in paths):
+        return
+    overlays = " ".join(f"--config {path}" for path in paths)
+    raise UserError(
+        f"{overlays}: sets only the method and needs a config below it; write --config quickstart "
+        f"{overlays}"
+    )
 
 
 def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:

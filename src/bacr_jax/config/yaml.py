@@ -16,6 +16,7 @@ import yaml
 
 from bacr_jax import files
 from bacr_jax.config import shipped
+from bacr_jax.config.synonyms import synonym
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
@@ -333,7 +334,8 @@ def nearest_key(key: str, names: Mapping[str, bool]) -> str:
     Returns the first of these suggestions that is available:
 
     1. A key or subsection of the same section that is probably meant, up to a typo.
-    2. The settings of other sections whose last name is the same.
+    2. The settings of other sections whose last name is the same, and the key for which other
+       trainers use this name.
     3. A less similar key of the same section.
     4. The list of all keys of the section.
     5. If the section does not exist, the most similar setting of any section.
@@ -351,6 +353,9 @@ def nearest_key(key: str, names: Mapping[str, bool]) -> str:
         return siblings[typing_errors[0]]
     settings = [name for name, is_section in names.items() if not is_section]
     same = [name for name in settings if name.rpartition(".")[2] == last]
+    other_name = synonym(key)
+    if other_name is not None:
+        same.append(other_name)
     if same:
         return any_of(same)
     similar = difflib.get_close_matches(last, siblings, n=1)
@@ -358,4 +363,4 @@ def nearest_key(key: str, names: Mapping[str, bool]) -> str:
         return siblings[similar[0]]
     if siblings:
         return f"one of {', '.join(siblings.values())}"
-    return (difflib.get_close_matches(key, settings, n=1) or ["a key that --help lists"])[0]
+    return (difflib.get_close_matches(key, settings, n=1) or ["a key that bacr keys lists"])[0]

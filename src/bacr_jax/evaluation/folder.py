@@ -27,6 +27,7 @@ from bacr_jax.runs.folder import (
     LOCK,
     RunPaths,
     drop_left_over,
+    free_folder,
     is_begun,
     lock_folder,
     steps_in,
@@ -252,7 +253,7 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
         if recorded.get(name) != present.get(name)
     ]
     if differences:
-        advice = "another --out"
+        advice = free_folder(where, path)
         other_step = recorded.get("policy.step")
         if other_step not in (None, present.get("policy.step")):
             advice = f"--step {other_step}, or {advice}"
@@ -367,12 +368,20 @@ def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
     return counts
 
 
-def default_folder(run: Path | None, step: int | None, model: Path | None) -> Path:
-    """Returns the default output folder for an evaluation of a run's step or of a model."""
+def default_folder(
+    run: Path | None, step: int | None, model: Path | None, settings_name: str = ""
+) -> Path:
+    """Returns the default output folder for an evaluation of a run's step or of a model.
+
+    Args:
+      settings_name: name of the settings (see `evaluate.settings_name`), which keeps evaluations
+        with different settings apart. It is empty for the settings of the run.
+    """
     if run is not None and step is not None:
-        return RunPaths(run).evaluation_of(step)
+        return RunPaths(run).evaluation_of(step, settings_name)
     assert model is not None
-    return Path("runs") / f"evaluation-{model.absolute().name}"
+    dash = "-" if settings_name else ""
+    return Path("runs") / f"evaluation-{model.absolute().name}{dash}{settings_name}"
 
 
 def finished_evaluations(run: Path) -> list[Path]:
@@ -380,47 +389,51 @@ def finished_evaluations(run: Path) -> list[Path]:
     return sorted(RunPaths(run).later_evaluations.glob(f"*/{RESULTS}"))
 
 
-def find_evaluation(folder: Path) -> Path:
+def find_evaluation(folder: Path, settings_name: str = "") -> Path:
     """Returns the folder of the evaluation to compare with.
 
-    If `folder` is an evaluation, it is returned. If it is a run, the evaluation of the run's best
-    checkpoint is returned, or the evaluation of its last evaluated checkpoint if no best checkpoint
-    was determined.
+    If `folder` is an evaluation, it is returned. If it is a run, an evaluation of the run's best
+    checkpoint is returned, or of its last evaluated checkpoint if no best checkpoint was
+    determined. Of several evaluations of the checkpoint, the first of these is returned: the one
+    with the same settings, the one with the run's own settings, the first by name.
+
+    Args:
+      settings_name: name of the settings of the present evaluation.
 
     Raises:
       UserError: the folder contains no evaluation, or the best checkpoint was not evaluated.
     """
     if (folder / SETTINGS).is_file():
         return folder
-    best = _evaluation_of_best(folder)
-    if best is not None:
-        return best
-    evaluations = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))
+    paths = RunPaths(folder)
+    evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
     if not evaluations:
         raise UserError(
             f"--compare {folder}: holds no evaluation; run bacr evaluate for it "
             "first, with the same sets and budgets"
         )
-    return evaluations[-1].parent
+    step = _best_step(folder)
+    if step is None:
+        step = max(_step_of(path.parent) for path in evaluations)
+    preferred = (paths.evaluation_of(step, settings_name), paths.evaluation_of(step))
+    for evaluation in (*preferred, *paths.evaluations_of(step)):
+        if (evaluation / SETTINGS).is_file():
+            return evaluation
+    raise UserError(
+        f"--compare {folder}: step {step} is its best and was not evaluated; run bacr "
+        f"evaluate for it first, or write {evaluations[-1].parent}"
+    )
 
 
-def _evaluation_of_best(run: Path) -> Path | None:
-    """Returns the evaluation of a run's best checkpoint, or None if there is no best one.
+def _step_of(evaluation: Path) -> int:
+    """Returns the step in the name of an evaluation's folder, or -1 if it contains none."""
+    digits = evaluation.name.removeprefix("step-").partition("-")[0]
+    return int(digits) if digits.isdecimal() else -1
 
-    Raises:
-      UserError: only other checkpoints were evaluated. They are not used instead of the best one.
-    """
-    paths = RunPaths(run)
-    evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
-    if not evaluations or not steps_in(paths.checkpoints):
+
+def _best_step(run: Path) -> int | None:
+    """Returns the step of a run's best checkpoint; None if no evaluation determined it."""
+    if not steps_in(RunPaths(run).checkpoints):
         return None
     chosen = choose_step(run)
-    if not chosen.is_best:
-        return None
-    evaluation = paths.evaluation_of(chosen.step)
-    if evaluation / SETTINGS not in evaluations:
-        raise UserError(
-            f"--compare {run}: step {chosen.step} is its best and was not evaluated; run bacr "
-            f"evaluate for it first, or write {evaluations[-1].parent}"
-        )
-    return evaluation
+    return chosen.step if chosen.is_best else None

@@ -338,6 +338,14 @@ def _check_compared(
     return compared
 
 
+def _budgets_by_mode(settings: Sequence[EvalSetting]) -> dict[str, list[int]]:
+    """Returns the budgets of each decoding mode."""
+    modes: dict[str, list[int]] = {}
+    for setting in settings:
+        modes.setdefault(setting.mode, []).append(setting.budget)
+    return modes
+
+
 def prepare(
     saved: SavedPolicy,
     *,
@@ -346,6 +354,7 @@ def prepare(
     split: Literal["train", "test"] = "test",
     train: QuestionSet | None = None,
     compare: Sequence[Path] = (),
+    settings_name: str = "",
     labels: Path | None = None,
     name: str | None = None,
     url: str | None = None,
@@ -359,6 +368,7 @@ def prepare(
       split: split of the evaluation sets.
       train: training questions whose near-duplicates are marked, or None to skip the search.
       compare: folders of runs or evaluations to compare with.
+      settings_name: see `folder.find_evaluation`.
       labels, name, url: see `Work`. A `name` of None stands for the name of the saved policy.
 
     Raises:
@@ -373,7 +383,7 @@ def prepare(
         raise UserError(problem)
     dense = dense_settings(config.eval, greedy=greedy)
     _check_labels(config, labels)
-    others = {str(path): folder.find_evaluation(path) for path in compare}
+    others = {str(path): folder.find_evaluation(path, settings_name) for path in compare}
     tokenizer = saved.tokenizer()
     check_grace(config, tokenizer)
     positions = _positions(config, tokenizer)
@@ -386,9 +396,7 @@ def prepare(
         indices = subset(len(questions), config.eval.size, config.seed)
         chosen[set_name] = indices
         described[set_name] = _describe(questions, indices)
-    modes: dict[str, list[int]] = {}
-    for setting in settings:
-        modes.setdefault(setting.mode, []).append(setting.budget)
+    modes = _budgets_by_mode(settings)
     grader = _grader_settings(config)
     name = name or saved.name
     compared = _check_compared(others, name, described, modes, grader)

@@ -11,6 +11,7 @@ import yaml
 
 from bacr_jax import __version__, files
 from bacr_jax.config import Config
+from bacr_jax.config.presets import preset_of
 from bacr_jax.config.resolve import cap, mixture
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.model.hf.vocabulary import check_links
@@ -84,15 +85,17 @@ def license_of(base: Path | None) -> str | None:
 def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yields the title, header and rows of a table for each evaluated set of the run."""
     paths = RunPaths(exported.run)
-    evaluations: dict[str, Any] = {}
+    # Pairs of a description of the evaluation and its results by set.
+    evaluations: list[tuple[str, Any]] = []
     for record in read_evaluations(paths.evaluations):
         if record["step"] == exported.step:
-            evaluations["in training"] = record["sets"]
-    later = paths.evaluation_of(exported.step)
-    if (later / RESULTS).is_file():
-        results = read_results(later)["sets"]
-        evaluations["afterwards"] = {name: result["by_budget"] for name, result in results.items()}
-    for when, sets in evaluations.items():
+            evaluations = [("in training", record["sets"])]
+    for later in paths.evaluations_of(exported.step):
+        if (later / RESULTS).is_file():
+            results = read_results(later)["sets"]
+            by_budget = {name: result["by_budget"] for name, result in results.items()}
+            evaluations.append(("afterwards", by_budget))
+    for when, sets in evaluations:
         for name, modes in sets.items():
             budgets = by_size({budget for entries in modes.values() for budget in entries})
             title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
@@ -125,6 +128,7 @@ def model_card(exported: Exported) -> str:
     card = _templates.get_template("model_card.md.jinja").render(
         exported=exported,
         config=config,
+        preset=preset_of(config),
         budget=config.budget,
         rollout=config.rollout,
         head=yaml.safe_dump(head, sort_keys=False),

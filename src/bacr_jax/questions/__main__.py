@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
-from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.cli import Parser, data_set, entry_point
 from bacr_jax.config.resolve import own_tokens
+from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 
@@ -47,6 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--inspect",
+        type=data_set,
         metavar="NAME[:PATH]",
         help="the set, as in data.train; default: data.train of the config",
     )
@@ -64,13 +66,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="config of a run, for its set, format and tokenizer; repeatable, later files override "
         "earlier ones",
     )
-    add("--against", metavar="NAME[:PATH]", help="training set to look for near-duplicates in")
+    add(
+        "--against",
+        type=data_set,
+        metavar="NAME[:PATH]",
+        help="training set to look for near-duplicates in",
+    )
     add(
         "--split",
         choices=("train", "test"),
         help="which part of the set (default: test with --against, else train)",
     )
-    add("--tokenizer", metavar="DIR", help="tokenizer folder, for prompt lengths")
+    add("--tokenizer", type=Path, metavar="DIR", help="tokenizer folder, for prompt lengths")
     add(
         "--prepare",
         type=Path,
@@ -231,7 +238,7 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
     from bacr_jax.questions.loaders import own_tokenizer
 
     set_tokenizer = own_tokenizer(config.data)
-    folder = options.tokenizer
+    folder = options.tokenizer and str(options.tokenizer)
     if set_tokenizer is not None:
         if folder:
             raise UserError(
@@ -251,13 +258,16 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
 
 def _config(options: argparse.Namespace) -> Config:
     """Returns the checked config of a run on this set, for its prompt format and groups."""
+    if options.config:
+        check_overlays(options.config)
     config = config_io.load(options.config, options.overrides)
     spec = options.inspect
     if spec is not None:
         data = dataclasses.replace(config.data, train=options.against or spec, eval=(spec,))
         config = dataclasses.replace(config, data=data)
         if own_tokens(data) is None:
-            folder = options.tokenizer or config.model.tokenizer or config.model.path
+            typed_folder = options.tokenizer and str(options.tokenizer)
+            folder = typed_folder or config.model.tokenizer or config.model.path
             model = dataclasses.replace(config.model, tokenizer=folder or "none")
             config = dataclasses.replace(config, model=model)
     config_io.check(config)

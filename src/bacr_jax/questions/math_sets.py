@@ -17,6 +17,13 @@ from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import TABLES
 from bacr_jax.errors import UserError, printable
 from bacr_jax.questions import source
+from bacr_jax.questions.chat import (
+    NO_SINGLE_TURN,
+    ChatQuestion,
+    check_system,
+    is_chat,
+    single_turn,
+)
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.questions.source import Source, Split
 from bacr_jax.questions.subsets import check_subsets
@@ -47,8 +54,8 @@ class Layout:
       note: `Source.note` of the set.
     """
 
-    question: tuple[str, ...] = ("problem", "question", "Problem", "Question")
-    answer: tuple[str, ...] = ("answer", "Answer", "final_answer", *SOLUTIONS)
+    question: tuple[str, ...] = ("problem", "question", "Problem", "Question", "prompt")
+    answer: tuple[str, ...] = ("answer", "Answer", "final_answer", "ground_truth", *SOLUTIONS)
     level: tuple[str, ...] = ("level", "Level")
     traces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     subject: tuple[str, ...] = ("subject", "type", "Subject", "Type")
@@ -132,8 +139,10 @@ def _rows_of(
     id_columns = [column for column in layout.id if column in present]
     ids = _ids(records, id_columns, f"{name}-{split}")
     read_answer = _verbatim if config.answers == "verbatim" else _gold
+    asked = [_question(record.get(question)) for record in records]
+    check_system([chat_question.system for chat_question, _ in asked], config, where)
     rows = []
-    for row_id, record in zip(ids, records):
+    for row_id, record, (chat_question, reason) in zip(ids, records, asked):
         subject = _first(record, layout.subject) or ""
         traces = {
             style: _text(_first(record, style_columns))
@@ -141,9 +150,9 @@ def _rows_of(
         }
         row = source.Row(
             row_id,
-            _text(record.get(question)),
+            _text(chat_question.text),
             read_answer(record, answers),
-            {"subject": printable(str(subject)), "traces": traces},
+            {"subject": printable(str(subject)), "traces": traces, **reason},
             _level(_first(record, layout.level)),
         )
         rows.append(row)
@@ -151,13 +160,29 @@ def _rows_of(
     if needs_levels and not any(row.level for row in rows):
         _check_levels_readable(records, layout, where)
     if not any(row.question and row.answer for row in rows):
-        reasons = Counter(source.NO_GOLD if row.question else source.NO_QUESTION for row in rows)
+        reasons = Counter(
+            source.NO_GOLD if row.question else source.no_question_reason(row) for row in rows
+        )
         counts = ", ".join(f"{count:,} with {reason}" for reason, count in reasons.items())
         raise UserError(
             f"{where}: none of its {len(rows):,} rows can be used ({counts}, columns {question!r} "
             f"and {' or '.join(map(repr, answers))}); write a set with answers"
         )
     return rows
+
+
+def _question(value: Any) -> tuple[ChatQuestion, dict[str, str]]:
+    """Returns a question, and metadata with the reason if its row has to be left out.
+
+    Args:
+      value: value of the question column, a text or a list of messages.
+    """
+    if not is_chat(value):
+        return ChatQuestion(value, ""), {}
+    question = single_turn(value)
+    if question is None:
+        return ChatQuestion("", ""), {source.REASON: NO_SINGLE_TURN}
+    return question, {}
 
 
 def _read_files(

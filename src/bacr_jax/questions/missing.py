@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config import Config, DataConfig
-from bacr_jax.config.resolve import selection_problems
+from bacr_jax.config.resolve import mixture, selection_problems
 from bacr_jax.errors import UserError
 from bacr_jax.questions.math_sets import LAYOUTS, TABLES, how_to_get
 from bacr_jax.questions.tables import SetNotFound, find
@@ -97,6 +97,31 @@ def without_missing(
     return remaining_config, tuple(lines)
 
 
+def missing_together(config: Config) -> tuple[str, tuple[str, ...]]:
+    """Describes in one line several sets that a run needs and that do not exist.
+
+    Returns:
+      A tuple of the error message and the names of the missing sets. The message is empty if fewer
+      than two sets are missing, because the error of one set is clearer.
+    """
+    trained = [spec for _, spec in mixture(config.data.train)]
+    missing = [spec for spec in trained if why_missing(spec, config.data)]
+    missing_eval = [spec for spec in config.data.eval if why_missing(spec, config.data)]
+    # With data.eval_missing=skip, a run needs only one of its evaluation sets.
+    if config.data.eval_missing == "refuse" or len(missing_eval) == len(config.data.eval):
+        missing += missing_eval
+    missing = list(dict.fromkeys(missing))
+    if len(missing) < 2:
+        return "", ()
+    first, *others = missing
+    advice = _advice(first, config, others=others).replace(" gets it", " gets them")
+    line = (
+        f"data.dir={config.data.dir}: {len(missing)} sets of data.train and data.eval do not exist "
+        f"({', '.join(missing)}); write the folder that contains them{advice}"
+    )
+    return line, tuple(missing)
+
+
 def missing_set_lines(config: Config) -> tuple[str, ...]:
     """Returns the log lines about missing evaluation sets that a new run with this config prints.
 
@@ -113,19 +138,20 @@ def missing_set_lines(config: Config) -> tuple[str, ...]:
 
 
 def _advice(spec: str, config: Config, others: Sequence[str] = ()) -> str:
-    """Returns the end of an error message: the command that downloads a set.
+    """Returns the end of an error message: the command that downloads the sets.
 
     Args:
+      spec: a set.
       others: other sets, which the command includes if it can download them.
 
     Returns:
-      The advice, after a semicolon. Empty if the command can't download the set.
+      The advice, after a semicolon. Empty if the command can download none of the sets.
     """
-    command = how_to_get(spec, config.data.dir)
-    if not command:
-        return ""
-    words = [command]
-    for other in others:
-        if how_to_get(other, config.data.dir):
-            words.append(other.partition(":")[0])
-    return f"; {' '.join(words)} gets it"
+    command = ""
+    for name in (spec, *others):
+        command_for_set = how_to_get(name, config.data.dir)
+        if command_for_set and not command:
+            command = command_for_set
+        elif command_for_set:
+            command += f" {name.partition(':')[0]}"
+    return f"; {command} gets it" if command else ""

@@ -32,6 +32,10 @@ NO_GOLD = "no answer that could be graded"
 BEYOND = "beyond its set's share of the mixture"
 
 
+# Field of `Row.metadata` with the reason to leave the row out if its question is empty.
+REASON = "no_question_reason"
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of a source: a question and its answer.
@@ -54,6 +58,11 @@ class Row:
 def question_of(row: Row) -> str:
     """Returns the question unchanged."""
     return row.question
+
+
+def no_question_reason(row: Row) -> str:
+    """Returns the reason to leave out a row whose question is empty."""
+    return str(row.metadata.get(REASON, NO_QUESTION))
 
 
 @dataclass(frozen=True)
@@ -174,7 +183,7 @@ def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) 
     for source_row in source.questions(split):
         row = dataclasses.replace(source_row, id=prefix + source_row.id)
         if not row.question:
-            left_out.append(LeftOut(row.id, NO_QUESTION))
+            left_out.append(LeftOut(row.id, no_question_reason(row)))
         elif needs_answer and not row.answer:
             left_out.append(LeftOut(row.id, NO_GOLD))
         else:

@@ -16,7 +16,15 @@ import numpy as np
 
 from bacr_grading.files import DuplicateName, check_once
 from bacr_jax.errors import UserError, first_of, reason_of
-from bacr_jax.files import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
+from bacr_jax.files import (
+    LARGEST_TABLE,
+    NotJson,
+    expand_home,
+    nearest,
+    parse_json,
+    parse_lines,
+    read_file,
+)
 
 Record = dict[str, Any]
 
@@ -115,12 +123,9 @@ def find(path: str, *, base: str, where: str) -> Path:
 
 def _local_path(path: str, base: str, where: str) -> Path:
     try:
-        return Path(base) / Path(path).expanduser()
-    # expanduser raises this for ~NAME if the user NAME does not exist.
-    except RuntimeError:
-        raise UserError(
-            f"{where}: the home folder in {path!r} does not exist; write the path in full"
-        ) from None
+        return expand_home(base) / expand_home(path)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:

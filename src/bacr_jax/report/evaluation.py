@@ -4,13 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.table
-
 from bacr_jax.evaluation.folder import LATEX, MARKDOWN
 from bacr_jax.evaluation.summary import Dense, Summary
 from bacr_jax.files import write_atomically
 from bacr_jax.report import figures
-from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size, set_titles
+from bacr_jax.report.table import (
+    NONE,
+    FittedTable,
+    Table,
+    accuracy_text,
+    budget_name,
+    by_size,
+    set_titles,
+)
 
 
 def _results(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -46,6 +52,10 @@ def completion(name: str, summary: Summary) -> Table:
         rows,
         caption="in % [95 % interval]; complete: the thinking ended by itself within the budget; "
         "wrong answers after complete thinking are mistakes, the others may be due to the cut",
+        drop=(
+            "answer closed",
+            "right if cut",
+        ),
     )
 
 
@@ -85,6 +95,15 @@ def adherence(name: str, summary: Summary) -> Table:
         caption="mean thinking tokens, their share of the budget [95 % interval] and quantiles; "
         "excess: mean tokens above the budget (a grace window); then mean forced and answer "
         "tokens, and all tokens after the prompt",
+        drop=(
+            "10 %",
+            "excess",
+            "forced",
+            "answer",
+            "90 %",
+            "max",
+            "median",
+        ),
     )
 
 
@@ -127,6 +146,11 @@ def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
         caption="accuracy in % [95 % interval]: every row is the same traces, with the largest "
         "budget and answered at the cut; next to it traces with that budget; complete: "
         "traces that ended by themselves by then, in %; area: over log2 of the cuts",
+        drop=(
+            "total",
+            "think",
+            "complete",
+        ),
     )
 
 
@@ -184,6 +208,7 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
         [*header, "think", "total", "forced"],
         rows,
         caption=caption,
+        drop=("differ", "strict", "total", "forced"),
     )
 
 
@@ -289,6 +314,10 @@ def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
         ["decoding", "budget", "accuracy", "other", "difference", "thinking tokens"],
         rows,
         caption="percentage points and tokens with 95 % intervals, paired problem by problem",
+        drop=(
+            "other",
+            "accuracy",
+        ),
     )
 
 
@@ -331,7 +360,7 @@ def _set_tables(title: str, result: Mapping[str, Any]) -> list[Table]:
     return set_tables
 
 
-def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Table]:
+def write_tables(folder: Path, results: Mapping[str, Any]) -> list[FittedTable]:
     """Writes results.md, results.tex and the figures of every set into a folder.
 
     Args:

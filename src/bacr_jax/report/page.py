@@ -10,6 +10,7 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.presets import method_text
 from bacr_jax.config.resolve import mixture
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.decline import declines
@@ -67,7 +68,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     training_sets = [set_title(name) for _, name in mixture(config.data.train)]
     rows = [
         ("state", f"{state}, {steps:,} steps"),
-        ("method", run.method),
+        ("method", method_text(config, run.method)),
         ("model", _model_text(config.model)),
         ("trained on", ", ".join(training_sets)),
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+import rich.console
 import rich.table
 from markupsafe import Markup
 from rich import box
@@ -37,8 +38,12 @@ _SET_NAMES = {
     "aime24": "AIME 2024",
     "minerva_math": "Minerva Math",
 }
-# Maximum number of policies for which accuracy and tokens fit on one line of a terminal.
-_ONE_LINE_POLICIES = 2
+# Texts at which a cell is broken if a terminal is narrow: before the tokens of a comparison, and
+# also before an interval.
+_TOKENS = ("  ",)
+_INTERVALS = ("  ", " [")
+# Minimum number of columns that identify a row, if a table is spread over several tables.
+_NUM_LABELS = 2
 # Special characters of LaTeX, and the characters outside ASCII in the labels of studies.
 _LATEX = str.maketrans(
     {
@@ -103,6 +108,7 @@ class Table:
       name: name of the table in error messages.
       groups: (heading, number of columns) of the groups above the header, from left to right.
       rules: indices of rows after which LaTeX draws a line.
+      drop: columns that a narrow terminal leaves out, the least important first.
     """
 
     title: str
@@ -114,6 +120,7 @@ class Table:
     name: str = ""
     groups: Sequence[tuple[str, int]] = ()
     rules: Sequence[int] = ()
+    drop: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         num_columns = len(self.header)
@@ -131,30 +138,9 @@ class Table:
             headings += [group] * span
         return [f"{heading} {name}".strip() for heading, name in zip(headings, self.header)]
 
-    def terminal(self) -> rich.table.Table:
-        """Returns the table for a terminal."""
-        terminal_table = rich.table.Table(
-            # A Text, because rich reads [...] in a string as markup.
-            title=Text(self.title),
-            title_justify="left",
-            title_style="bold",
-            caption=Text(self.caption) if self.caption else None,
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-        )
-        first = 1 if self.sections else 0
-        for index, name in enumerate(self.header[first:], first):
-            justify: Literal["left", "right"] = "left" if index < self.words else "right"
-            terminal_table.add_column(Text(name), justify=justify)
-        heading = None
-        for row in self.rows:
-            if self.sections and row[0] != heading:
-                if heading is not None:
-                    terminal_table.add_section()
-                heading = row[0]
-                terminal_table.add_row(Text(str(heading), style="bold"))
-            terminal_table.add_row(*map(_terminal_text, row[first:]))
-        return terminal_table
+    def terminal(self) -> "FittedTable":
+        """Returns the table for a terminal of any width."""
+        return FittedTable(self)
 
     def html(self) -> Markup:
         """Returns the table as HTML, with every text escaped."""
@@ -242,8 +228,119 @@ class Table:
         return out.getvalue()
 
 
-def _terminal_text(item: Item) -> Text:
-    return item if isinstance(item, Text) else Text(_shown(item).text)
+@dataclass(frozen=True)
+class FittedTable:
+    """A table for a terminal, which rich renders at the width of the terminal.
+
+    If the table is too wide, these steps are taken until it fits: the columns in `Table.drop` are
+    left out one by one; every cell is broken where it has two blanks, then also before its
+    interval; the columns are spread over several tables. An interval itself is never broken.
+    """
+
+    table: Table
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.table.Table]:
+        """Yields the rich tables that fit into the width of the console."""
+        table = self.table
+        columns = list(range(len(table.header)))
+        for name in ("", *table.drop):
+            columns = [column for column in columns if table.header[column] != name]
+            rich_table = _rich_table(table, columns)
+            if _fits(rich_table, console, options):
+                yield rich_table
+                return
+        rich_table = _rich_table(table, columns, breaks=_TOKENS)
+        if _fits(rich_table, console, options):
+            yield rich_table
+            return
+        # Every part begins with the columns that identify a row, such as decoding and budget.
+        num_labels = max(table.words, _NUM_LABELS)
+        labels = columns[:num_labels]
+        part = labels
+        parts = [part]
+        for column in columns[num_labels:]:
+            longer = [*part, column]
+            if part == labels or _fits(
+                _rich_table(table, longer, breaks=_INTERVALS), console, options
+            ):
+                part = longer
+                parts[-1] = part
+            else:
+                part = [*labels, column]
+                parts.append(part)
+        for part in parts:
+            yield _rich_table(table, part, breaks=_INTERVALS, is_last=part is parts[-1])
+
+
+def _fits(
+    rich_table: rich.table.Table,
+    console: rich.console.Console,
+    options: rich.console.ConsoleOptions,
+) -> bool:
+    """True if no cell of the table has to be wrapped."""
+    return rich_table.__rich_measure__(console, options.update(width=10**6)).maximum <= (
+        options.max_width
+    )
+
+
+def _rich_table(
+    table: Table, columns: Sequence[int], *, breaks: Sequence[str] = (), is_last: bool = True
+) -> rich.table.Table:
+    """Returns some columns of a table for a terminal.
+
+    Args:
+      table: the table.
+      columns: indices of the columns, which include all columns of text.
+      breaks: texts at whose first blank a cell is broken.
+      is_last: False leaves the caption out, because a table with other columns follows.
+    """
+    dropped = [name for name in table.drop if table.header.index(name) not in columns]
+    caption = table.caption
+    if dropped:
+        caption += f"; too narrow for the columns {', '.join(dropped)}"
+    rich_table = rich.table.Table(
+        # A Text, because rich reads [...] in a string as markup.
+        title=Text(table.title),
+        title_justify="left",
+        title_style="bold",
+        caption=Text(caption) if caption and is_last else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    first = 1 if table.sections else 0
+    shown_columns = [column for column in columns if column >= first]
+    for index in shown_columns:
+        justify: Literal["left", "right"] = "left" if index < table.words else "right"
+        rich_table.add_column(Text(table.header[index]), justify=justify, no_wrap=True)
+    heading = None
+    for row in table.rows:
+        if table.sections and row[0] != heading:
+            if heading is not None:
+                rich_table.add_section()
+            heading = row[0]
+            rich_table.add_row(Text(str(heading), style="bold"))
+        rich_table.add_row(*(_terminal_text(row[index], breaks) for index in shown_columns))
+    return rich_table
+
+
+def _terminal_text(item: Item, breaks: Sequence[str]) -> Text:
+    """Returns the text of a cell for a terminal.
+
+    Args:
+      item: content of the cell.
+      breaks: texts at whose first blank the cell is broken.
+    """
+    text = item if isinstance(item, Text) else Text(_shown(item).text)
+    if not breaks:
+        return text
+    plain = text.plain
+    for pattern in breaks:
+        plain = plain.replace(pattern, f"\n{pattern.lstrip()}")
+    lines = text.copy()
+    lines.plain = plain
+    return lines
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
@@ -472,8 +569,7 @@ def comparison(
     )
 
 
-def comparison_table(title: str, policies: Mapping[str, Summary]) -> rich.table.Table:
+def comparison_table(title: str, policies: Mapping[str, Summary]) -> FittedTable:
     """Returns the table of `comparison` for a terminal."""
-    between = "  " if len(policies) <= _ONE_LINE_POLICIES else "\n"
     caption = "accuracy in percent [95 % interval], mean thinking tokens"
-    return comparison(title, policies, between=between, caption=caption).terminal()
+    return comparison(title, policies, between="  ", caption=caption).terminal()

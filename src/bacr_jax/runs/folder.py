@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.files import (
+    expand_home,
     is_left_over,
     keep_until,
     read_lines,
@@ -58,6 +60,8 @@ _MAY_DIFFER = (
 )
 # Maximum number of differing keys listed in an error.
 _MAX_LISTED = 6
+# Option or config key in front of a path, as in `--out runs/x` and `output.dir=runs/x`.
+_OPTION = re.compile(r"--[\w-]+ |[\w.]+=")
 
 
 def write_config(path: Path, config: Config) -> None:
@@ -90,6 +94,18 @@ def read_config_file(path: Path) -> Config:
 def _digest(text: str) -> str:
     """Returns the first 16 hexadecimal digits of the SHA-256 hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_path(config: Config) -> Path:
+    """Returns the path of the run folder, with ~ and environment variables expanded.
+
+    Raises:
+      UserError: if the home folder can't be determined, or a variable is not set.
+    """
+    try:
+        return expand_home(config.output.dir)
+    except ValueError as error:
+        raise UserError(f"output.dir={config.output.dir}: {error}") from None
 
 
 class RunPaths:
@@ -126,9 +142,20 @@ class RunPaths:
         """Returns the path of the traces sampled at a step, in JSON Lines format."""
         return self.rollouts / f"{step:06d}.jsonl"
 
-    def evaluation_of(self, step: int) -> Path:
-        """Returns the folder in which `bacr evaluate` evaluates the checkpoint of a step."""
-        return self.later_evaluations / f"step-{step:06d}"
+    def evaluation_of(self, step: int, settings_name: str = "") -> Path:
+        """Returns the folder in which `bacr evaluate` evaluates the checkpoint of a step.
+
+        Args:
+          step: step of the checkpoint.
+          settings_name: name of the settings (see `evaluate.settings_name`); empty for the run's
+            own settings.
+        """
+        dash = "-" if settings_name else ""
+        return self.later_evaluations / f"step-{step:06d}{dash}{settings_name}"
+
+    def evaluations_of(self, step: int) -> list[Path]:
+        """Returns the folders of all evaluations of a step, those with the run's settings first."""
+        return sorted(self.later_evaluations.glob(f"step-{step:06d}*"))
 
     def picture(self, name: str) -> Path:
         """Returns the path of a plot of the run."""
@@ -274,8 +301,8 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
     entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
     if entries and marker not in entries:
         raise UserError(
-            f"{where}: is not empty and holds no {what} (found {entries[0]!r}); write another "
-            "folder"
+            f"{where}: is not empty and holds no {what} (found {entries[0]!r}); write "
+            f"{free_folder(where, path)}"
         )
     return bool(entries)
 
@@ -294,25 +321,51 @@ def _refuse_foreign_folder(
         )
     if resume == "never":
         raise UserError(
-            f"{where}: holds a run already; write another folder, or leave out --resume never"
+            f"{where}: holds a run already; write {free_folder(where, path)}, or leave out "
+            "--resume never"
         )
     try:
         differing = _differing(path / _CONFIG, config)
     except UserError as error:
         raise UserError(
-            f"{where}: holds a run whose config can't be read ({error}); write another folder"
+            f"{where}: holds a run whose config can't be read ({error}); write "
+            f"{free_folder(where, path)}"
         ) from None
-    refused = [
-        f"{key} ({recorded} there, {present} now)"
-        for key, (recorded, present) in differing.items()
-        if key not in allowed
-    ]
+    refused = {key: values for key, values in differing.items() if key not in allowed}
     if refused:
+        changes = [f"{key} ({there} there, {now} now)" for key, (there, now) in refused.items()]
         raise UserError(
             f"{where}: holds a run with another config, which differs in "
-            f"{first_of(refused, _MAX_LISTED)}; write another folder, or the same config to "
-            "resume, or --allow-change KEY for each key that may differ from here on"
+            f"{first_of(changes, _MAX_LISTED)}; write {free_folder(where, path)} for a new run, "
+            f"the same config to resume, or {_allow_change(list(refused))}"
         )
+
+
+def _allow_change(keys: Sequence[str]) -> str:
+    """Returns the options with which a run is resumed with other values of these keys."""
+    if len(keys) > _MAX_LISTED:
+        return "--allow-change KEY for each key that may differ from here on"
+    options = " ".join(f"--allow-change {key}" for key in keys)
+    return f"{options} to go on with the new value{'s' if len(keys) > 1 else ''}"
+
+
+def free_folder(where: str, path: Path) -> str:
+    """Suggests a folder that does not exist, such as `output.dir=runs/quickstart-2`.
+
+    Args:
+      where: option or config key that contains `path`, followed by the path.
+      path: folder that can't be used.
+    """
+    stem, dash, number = path.name.rpartition("-")
+    if not (dash and stem and number.isdecimal() and len(number) < 4):
+        stem = path.name
+        number = "1"
+    count = int(number) + 1
+    while os.path.lexists(path.with_name(f"{stem}-{count}")):
+        count += 1
+    name = str(path.with_name(f"{stem}-{count}"))
+    option = _OPTION.match(where)
+    return f"{option[0] if option else ''}{name if name.isprintable() else ascii(name)}"
 
 
 def lock_folder(path: Path, where: str) -> TextIO:
@@ -320,7 +373,9 @@ def lock_folder(path: Path, where: str) -> TextIO:
     lock = lock_if_free(path / LOCK)
     if lock is None:
         holder = (path / LOCK).read_text().strip() or "another process"
-        raise UserError(f"{where}: is in use by {holder}; wait for it, or write another folder")
+        raise UserError(
+            f"{where}: is in use by {holder}; wait for it, or write {free_folder(where, path)}"
+        )
     return lock
 
 

@@ -181,6 +181,11 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             # process ends.
             atexit.register(self.close)
 
+    @property
+    def width(self) -> int:
+        """Returns the width of the output in characters: of the terminal, or of a log file."""
+        return self._console.width
+
     def __exit__(self, *error: Any) -> None:
         """Ends all open phases."""
         self.close()

@@ -226,18 +226,19 @@ def open_inputs_together(config: Config) -> tuple[Method, TaskData]:
     return method, environment
 
 
-def check_inputs(config: Config) -> list[str]:
+def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
     """Checks all inputs of a run before any work on a device.
 
     Returns:
-      Lines of text with the scores that each verifier gives to reference answers.
+      A tuple of the method, the environment, whose graders are closed, and lines of text with the
+      scores that each verifier gives to reference answers.
 
     Raises:
       UserError: an input is invalid. The method, the model, the verifier and each data set are
         checked separately, so that the exception lists all errors.
     """
     try:
-        _, environment = open_inputs(config)
+        method, environment = open_inputs(config)
         warning = environment.markup_warning()
         if warning is not None:
             print(warning, file=sys.stderr)
@@ -245,20 +246,31 @@ def check_inputs(config: Config) -> list[str]:
             SftBatches(resolve.warmup_config(config), _warmup_environment(config, environment))
         lines = environment.try_verifiers()
         environment.close()
-        return lines
+        return method, environment, lines
     except UserError as error:
-        checks: list[Callable[[], object]] = [
-            functools.partial(load_method, config),
-            functools.partial(tokenizer_of, config),
-        ]
-        if config.grader:
-            checks.append(functools.partial(load_verifier, config.grader))
-        sets: list[tuple[Split, Any]] = [("train", config.data.train)]
-        sets += [("test", spec) for spec in config.data.eval]
-        for split, spec in sets:
-            checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
         # Remove duplicate lines.
-        raise UserError(*dict.fromkeys([*error.lines, *faults_of(*checks)])) from None
+        raise UserError(*dict.fromkeys([*error.lines, *faults_of_inputs(config)])) from None
+
+
+def faults_of_inputs(config: Config, reported: frozenset[str] = frozenset()) -> list[str]:
+    """Returns the errors of the method, the model, the verifier and the sets, opened one by one.
+
+    Args:
+      config: config of the run.
+      reported: `model.path` and names of sets that the caller has found to be missing. They are not
+        opened, because each would cause a second error.
+    """
+    checks: list[Callable[[], object]] = [functools.partial(load_method, config)]
+    if "model.path" not in reported:
+        checks.append(functools.partial(tokenizer_of, config))
+    if config.grader:
+        checks.append(functools.partial(load_verifier, config.grader))
+    sets: list[tuple[Split, Any]] = [("train", config.data.train)]
+    sets += [("test", spec) for spec in config.data.eval]
+    for split, spec in sets:
+        if reported.isdisjoint(name for _, name in resolve.mixture(spec)):
+            checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
+    return faults_of(*checks)
 
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:

@@ -14,15 +14,13 @@ from typing import Any, NoReturn
 import jax
 
 from bacr_jax.config import Config, resolve
-from bacr_jax.config.resolve import HOLDOUT, selection_set
+from bacr_jax.config.presets import preset_of
+from bacr_jax.config.resolve import HOLDOUT
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
-from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_record
-from bacr_jax.evaluation.summary import Summary
 from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.methods.published import departures
-from bacr_jax.methods.registry import advice
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
@@ -46,6 +44,7 @@ from bacr_jax.runs.provenance import (
 from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import failures, initialize, stages
 from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.evaluations import FRAME, Evaluations
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.output import (
     evaluation_notes,
@@ -57,13 +56,18 @@ from bacr_jax.training.output import (
     write_traces,
 )
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
+from bacr_jax.training.run_summary import (
+    RunFacts,
+    devices_text,
+    hint_lines,
+    next_lines,
+    start_lines,
+)
 from bacr_jax.training.served import largest_mismatch, with_servers
 from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Params, Poll
 
-# Evaluations that happen once per run, so their name identifies them without a step.
-FRAME = ("before", "after")
 # Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
 _ORIGIN = ("start_fingerprint", "base_fingerprint")
 # Folded into the key of the run's seed to get the PRNG key of evaluations.
@@ -104,12 +108,16 @@ class Trainer:
         cache = keep_programs(config.output.compile_cache)
         self.method, self.environment = initialize.open_inputs_together(config)
         check_warmup(config, folder)
+        self.preset = preset_of(config)
         self.departures = departures(config, self.method)
         vocab_size = self.environment.vocab_size
         shape = setup.model_shape(config, vocab_size)
         mesh = setup.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
-        self._describe_setup(shape.num_parameters, cache.line)
+        facts = RunFacts(config, folder.path, self.method, shape, self.environment)
+        devices = devices_text(config, mesh)
+        for line in (*start_lines(facts, devices, self.progress.width), *hint_lines(facts, cache)):
+            self.progress.print_line(line)
         self.steps = total_steps(config, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.run = with_servers(run, folder.path, self.progress.print_line)
@@ -118,34 +126,13 @@ class Trainer:
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.history = history.History(folder)
-        # Results of the evaluations before and after training, by evaluation and by set.
-        self.evaluations: dict[str, dict[str, Summary]] = {}
-        # Records of all evaluations, in the format of eval.jsonl.
-        self.evaluated: list[dict[str, Any]] = []
-        self.selected = selection_set(config)
-        # Evaluated checkpoints that still exist, and the best one among them.
-        self.candidates: list[Candidate] = []
-        self.best: Candidate | None = None
+        self.evaluations = Evaluations(config, folder, self.checkpoints)
         self.health = RunHealth(largest_mismatch(config))
         self.guard = make_guard(config.train)
         self.verifier_watch = VerifierWatch()
         self.failing_verifiers: list[str] = []
         self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
-
-    def _describe_setup(self, num_parameters: int, cache_line: str) -> None:
-        """Prints the method, advice about the config, the data sets and the compilation cache."""
-        count = len(self.departures)
-        suffix = f", {count} settings unlike its publication (--check lists them)" if count else ""
-        self.progress.print_line(f"method {self.method.name}{suffix}")
-        if host_memory.lacks_huge_pages(num_parameters):
-            variable = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
-            self.progress.print_line(f"faster on this CPU with {variable} in its environment")
-        for line in advice(self.config):
-            self.progress.print_line(f"  {line}")
-        for line in self.environment.describe_data(self.config.eval.size):
-            self.progress.print_line(line)
-        self.progress.print_line(cache_line)
 
     # Start ------------------------------------------------------------------------------------
 
@@ -195,9 +182,10 @@ class Trainer:
                 list(self.health.warnings(numbers))
         existing_steps = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
-            self._note_evaluation(record, has_checkpoint=record["step"] in existing_steps)
-        self._write_best()
-        if self.writes and "after" in self.evaluations:
+            self.evaluations.add(record, has_checkpoint=record["step"] in existing_steps)
+        if self.writes:
+            self.evaluations.write_best()
+        if self.writes and "after" in self.evaluations.framing:
             self.took = history.recorded_seconds(self.folder, step)
         self.progress.print_line(f"resumed {self.folder.path} at step {step}")
         return state, step
@@ -223,30 +211,6 @@ class Trainer:
             trained = jax.tree.map(lambda x: x.copy(), start.train.policy)
             self.reference = trained | self.run.frozen
 
-    def _note_evaluation(self, record: dict[str, Any], *, has_checkpoint: bool = True) -> None:
-        """Adds the record of an evaluation, and updates the selection of the best checkpoint.
-
-        Args:
-          has_checkpoint: False if the checkpoint that was evaluated no longer exists.
-        """
-        self.evaluated.append(record)
-        if record["when"] in FRAME:
-            self.evaluations[record["when"]] = record["sets"]
-        if record["when"] == "before" or not has_checkpoint:
-            return
-        before = self.evaluations.get("before", {})
-        self.candidates.append(make_candidate(record, before, self.selected))
-        best = choose(self.candidates)
-        assert best is not None
-        if self.best is None or best.step != self.best.step:
-            self.checkpoints.prefer(best.step)
-        self.best = best
-
-    @property
-    def best_record(self) -> dict[str, Any] | None:
-        """Returns the content of best.json, or None if no checkpoint has been evaluated."""
-        return None if self.best is None else to_record(self.best, self.selected)
-
     def describe(self, step: int) -> dict[str, Any]:
         """Returns the metadata to store with the checkpoint of a step."""
         mesh = self.policy.learner.mesh
@@ -256,7 +220,7 @@ class Trainer:
         prompts = self.environment.prompt_fingerprints
         return {
             "step": step,
-            "best": self.best_record,
+            "best": self.evaluations.best_record,
             "wall_seconds": self.wall_seconds,
             **self.origin,
             **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
@@ -359,7 +323,8 @@ class Trainer:
             return
         if _is_due(step, self.config.eval.every):
             self.evaluate(state, step, "during")
-        is_best = self.best is not None and self.best.step == step
+        best = self.evaluations.best
+        is_best = best is not None and best.step == step
         # Always save step 1, so that a folder without write permission is noticed early.
         if step == 1 or is_best or _is_due(step, self.config.checkpoint.every):
             self.save(state, step)
@@ -409,7 +374,7 @@ class Trainer:
             check_replicas({"state": state, "base": self.run.frozen})
         meta = self.describe(step)
         if self.writes:
-            meta["history"] = self.history.now(self.evaluated)
+            meta["history"] = self.history.now(self.evaluations.records)
         self.checkpoints.save(step, state, meta)
 
     @contextlib.contextmanager
@@ -442,11 +407,11 @@ class Trainer:
         during training may use only the set that selects it (eval.during).
         """
         sets = dict(self.environment.eval)
-        if self.selected == HOLDOUT:
+        if self.evaluations.selected == HOLDOUT:
             sets[HOLDOUT] = self.environment.holdout
-        if when in FRAME or self.config.eval.during == "all" or self.selected is None:
+        if when in FRAME or self.config.eval.during == "all" or self.evaluations.selected is None:
             return sets
-        return {self.selected: sets[self.selected]}
+        return {self.evaluations.selected: sets[self.evaluations.selected]}
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
         """Evaluates the policy on every set and appends a record to eval.jsonl.
@@ -457,15 +422,13 @@ class Trainer:
           VerifierFailed: a verifier could not score any answer of the first evaluation.
           TrainingFailed: the weights on a device changed during the evaluation.
         """
-        if when in self.evaluations:
-            return
-        if any(record["when"] == when and record["step"] == step for record in self.evaluated):
+        if self.evaluations.has(when, step):
             return
         self.on_phase("evaluation", step)
         failures_before = self.environment.grader.counters()
         graded_before = self.environment.shown_to_verifiers()
         results = self._evaluate_sets(self.run.params(state.train), step, when)
-        if not self.evaluated:
+        if not self.evaluations.records:
             # Raise before the evaluation is recorded, so that the resumed run repeats it.
             graded_after = self.environment.shown_to_verifiers()
             for name, has_failed in all_failed(graded_before, graded_after).items():
@@ -477,8 +440,9 @@ class Trainer:
         if self.writes:
             append_line(self.folder.evaluations, record)
             self.metrics.show(step, "numbers", evaluation_numbers(record["sets"]))
-        self._note_evaluation(record)
-        self._write_best()
+        self.evaluations.add(record)
+        if self.writes:
+            self.evaluations.write_best()
         failed = self.environment.failures(failures_before)
         for line in evaluation_notes(self.config, failed, record):
             self.progress.print_line(line)
@@ -486,7 +450,7 @@ class Trainer:
             for name, summary in record["sets"].items():
                 title = table.set_title(name)
                 self.progress.print_line(f"step {step}, {title}: {table.in_one_line(summary)}")
-                before = self.evaluations.get("before", {}).get(name, {})
+                before = self.evaluations.framing.get("before", {}).get(name, {})
                 warn_of_declines(
                     self.progress, name, list(declines(before, summary)), f"step {step}: "
                 )
@@ -500,7 +464,7 @@ class Trainer:
             resolve.cap(self.config),
         )
         results = {}
-        first = "" if self.evaluated else "compiling"
+        first = "" if self.evaluations.records else "compiling"
         for name, questions in self.evaluated_sets(when).items():
             config = self.config.eval
             if name == HOLDOUT:
@@ -530,13 +494,6 @@ class Trainer:
             verify(self.policy.decode_params(params), evaluated_digests)
         return results
 
-    def _write_best(self) -> None:
-        """Writes best.json, or deletes it if none of the evaluated checkpoints exists any more."""
-        if self.writes and self.best is None:
-            self.folder.best.unlink(missing_ok=True)
-        elif self.writes:
-            write_json(self.folder.best, self.best_record)
-
     def finish(self, state: RunState, step: int) -> dict[str, Any]:
         """Saves the last checkpoint, writes summary.json and the report, and prints the results.
 
@@ -545,7 +502,7 @@ class Trainer:
         """
         self.leave(state, step, finished=True)
         seconds = self.took or self.wall_seconds
-        worse = self._declines_by_set()
+        worse = self.evaluations.declines_by_set()
         summary = self._summary(state, step, seconds, worse)
         if not self.writes:
             return summary
@@ -553,9 +510,9 @@ class Trainer:
         print_tables(
             self.progress,
             self.evaluated_sets("after"),
-            self.evaluations["before"],
-            self.evaluations["after"],
-            self.method.name,
+            self.evaluations.framing["before"],
+            self.evaluations.framing["after"],
+            self.method.name if self.preset is None else self.preset.name,
         )
         publish(self.folder, self.config, self.metrics, step, again=self.took is not None)
         self.progress.print_line(
@@ -564,8 +521,11 @@ class Trainer:
         )
         for name, of_set in worse.items():
             warn_of_declines(self.progress, name, of_set)
-        if any(worse.values()) or (self.best is not None and self.best.step != step):
-            self.progress.print_line(best_note(self.best_record))
+        best = self.evaluations.best
+        if any(worse.values()) or (best is not None and best.step != step):
+            self.progress.print_line(best_note(self.evaluations.best_record))
+        question = next(iter(self.environment.eval.values())).set.questions[0]
+        self.progress.print_line("\n".join(next_lines(self.config, self.folder.path, question)))
         return summary
 
     def _summary(
@@ -575,24 +535,19 @@ class Trainer:
         first_set = next(iter(self.environment.eval))
         return {
             "method": self.method.name,
+            "preset": None if self.preset is None else self.preset.text,
             "departures": self.departures,
             "seed": self.config.seed,
             "steps": step,
             "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
-            "best": self.best_record,
+            "best": self.evaluations.best_record,
             "declines": {
                 name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()
             },
-            "eval": {when: sets[first_set] for when, sets in self.evaluations.items()},
-            "sets": self.evaluations,
+            "eval": {when: sets[first_set] for when, sets in self.evaluations.framing.items()},
+            "sets": self.evaluations.framing,
         }
-
-    def _declines_by_set(self) -> dict[str, list[Decline]]:
-        """Returns the results that are worse after training than before, by evaluation set."""
-        before = self.evaluations["before"]
-        after = self.evaluations["after"]
-        return {name: list(declines(before[name], after[name])) for name in after}
 
 
 def _is_due(step: int, every: int | None) -> bool:

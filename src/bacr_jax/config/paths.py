@@ -1,0 +1,91 @@
+"""Paths in the values of config keys, and names of data sets that are only the path of a table.
+
+`io` calls `expand_paths` on every value that a user writes. The stored config of a run therefore
+contains paths and names in full.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from bacr_jax.config.values import FrozenMap
+from bacr_jax.files import expand_home
+
+# Keys whose value is a path, which may be followed by a colon and the name of a function.
+_PATHS = frozenset(
+    {
+        *("model.path", "model.tokenizer", "adapter.path", "data.dir", "data.labels"),
+        *("warmup.dir", "output.dir", "output.compile_cache", "rollout.weights_dir"),
+        *("method", "grader"),
+    }
+)
+# Keys whose value is one data set or a list of them.
+_SETS = frozenset({"data.train", "data.eval"})
+# Key whose value maps rewards, which may be FILE.py:function, to weights.
+_REWARDS = "reward.weights"
+# Weight and name of a set before its path, such as `2*jsonl:`.
+_START = re.compile(r"(?:[\d.]+\s*\*\s*)?(?:\w+:)?")
+_WEIGHT = re.compile(r"[\d.]+\s*\*\s*")
+# Name of a set of any table, by the ending of the file.
+_TABLE_OF = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+
+
+def expand_paths(key: str, value: Any) -> Any:
+    """Expands ~ and environment variables in a key's value, if the key contains paths.
+
+    Names of data sets that are only a file, such as `train.jsonl`, become `jsonl:train.jsonl`.
+
+    Args:
+      key: dotted name of the key.
+      value: value with the key's type.
+
+    Raises:
+      ValueError: an environment variable is not set, or a user does not exist.
+    """
+    if key in _PATHS and isinstance(value, str):
+        return _expand(value)
+    if key in _SETS:
+        if isinstance(value, str):
+            return set_name(value)
+        return tuple(map(set_name, value))
+    if key == _REWARDS and isinstance(value, Mapping):
+        return FrozenMap({_expand(name): weight for name, weight in value.items()})
+    return value
+
+
+def set_name(spec: str) -> str:
+    """Returns the full name of a data set: `jsonl:train.jsonl` for `train.jsonl`.
+
+    Args:
+      spec: name of a set, as in data.train. Its path is expanded.
+
+    Raises:
+      ValueError: as for `expand_paths`.
+    """
+    start = _START.match(spec)
+    assert start is not None
+    path = spec[start.end() :]
+    name = start.group() + _expand(path)
+    weight = _WEIGHT.match(spec)
+    bare_path = name[weight.end() :] if weight is not None else name
+    if ":" in bare_path:
+        return name
+    table = _TABLE_OF.get(PurePosixPath(bare_path).suffix.lower())
+    if table is None:
+        return name
+    return f"{name.removesuffix(bare_path)}{table}:{bare_path}"
+
+
+def _expand(path: str) -> str:
+    """Expands a path. A text without ~ and $ is returned unchanged, such as `https://host//x`."""
+    if path.startswith("~") or "$" in path:
+        return str(expand_home(path))
+    return path

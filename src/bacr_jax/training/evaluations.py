@@ -1,0 +1,81 @@
+"""The evaluations of a run and the best checkpoint that they select.
+
+`loop.Trainer` evaluates the policy and adds every record here. Nothing here decodes or grades.
+"""
+
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.config.resolve import selection_set
+from bacr_jax.evaluation.decline import Decline, declines
+from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_record
+from bacr_jax.evaluation.summary import Summary
+from bacr_jax.files import write_json
+from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.folder import RunFolder
+
+# Evaluations that happen once per run, so their name identifies them without a step.
+FRAME = ("before", "after")
+
+
+class Evaluations:
+    """All evaluations of a run.
+
+    Attributes:
+      records: records of all evaluations, in the format of eval.jsonl.
+      framing: results of the evaluations before and after training, by evaluation and by set.
+      selected: name of the set that selects the best checkpoint, or None if no set does.
+      best: best evaluated checkpoint that still exists, or None.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder, checkpoints: Checkpoints):
+        self.records: list[dict[str, Any]] = []
+        self.framing: dict[str, dict[str, Summary]] = {}
+        self.selected = selection_set(config)
+        self.best: Candidate | None = None
+        self._candidates: list[Candidate] = []
+        self._folder = folder
+        self._checkpoints = checkpoints
+
+    def add(self, record: dict[str, Any], *, has_checkpoint: bool = True) -> None:
+        """Adds the record of an evaluation, and updates the selection of the best checkpoint.
+
+        Args:
+          has_checkpoint: False if the checkpoint that was evaluated no longer exists.
+        """
+        self.records.append(record)
+        if record["when"] in FRAME:
+            self.framing[record["when"]] = record["sets"]
+        if record["when"] == "before" or not has_checkpoint:
+            return
+        before = self.framing.get("before", {})
+        self._candidates.append(make_candidate(record, before, self.selected))
+        best = choose(self._candidates)
+        assert best is not None
+        if self.best is None or best.step != self.best.step:
+            self._checkpoints.prefer(best.step)
+        self.best = best
+
+    def has(self, when: str, step: int) -> bool:
+        """True if the evaluation is already recorded."""
+        if when in self.framing:
+            return True
+        return any(record["when"] == when and record["step"] == step for record in self.records)
+
+    @property
+    def best_record(self) -> dict[str, Any] | None:
+        """Returns the content of best.json, or None if no checkpoint has been evaluated."""
+        return None if self.best is None else to_record(self.best, self.selected)
+
+    def write_best(self) -> None:
+        """Writes best.json, or deletes it if none of the evaluated checkpoints exists any more."""
+        if self.best is None:
+            self._folder.best.unlink(missing_ok=True)
+        else:
+            write_json(self._folder.best, self.best_record)
+
+    def declines_by_set(self) -> dict[str, list[Decline]]:
+        """Returns the results that are worse after training than before, by evaluation set."""
+        before = self.framing["before"]
+        after = self.framing["after"]
+        return {name: list(declines(before[name], after[name])) for name in after}

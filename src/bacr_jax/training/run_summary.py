@@ -1,0 +1,291 @@
+"""Describes a run in a few lines: before its first step, and at its end.
+
+A training run prints `start_lines` before its first progress bar and `next_lines` after its last
+one. `bacr train --check` ends with `start_lines`. Nothing here is computed on a device.
+"""
+
+import os
+import shlex
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.config.presets import method_text
+from bacr_jax.config.resolve import mixture
+from bacr_jax.errors import UserError
+from bacr_jax.methods import Method, registry
+from bacr_jax.methods.published import departures
+from bacr_jax.model import adapters
+from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.parallel import host_memory
+from bacr_jax.parallel.compile_cache import CacheFolder
+from bacr_jax.parallel.mesh import MeshShape
+from bacr_jax.prompts.task_data import TaskData
+from bacr_jax.questions.question_set import LeftOut
+from bacr_jax.questions.splits import REASON as HELD_OUT
+from bacr_jax.report.table import set_title
+from bacr_jax.runs.folder import RunPaths, steps_in
+from bacr_jax.runs.setup import model_shape
+from bacr_jax.training.run import total_steps
+
+# Width of the column with the labels, in characters.
+_LABEL_WIDTH = 9
+# Stands for a blank inside a command, where a line must not be broken.
+_FIXED_BLANK = "\0"
+# Maximum number of characters of a question that is repeated in a command.
+_MAX_QUESTION = 40
+# Text of the devices line in a check, which must not use a device.
+NO_DEVICES = "not looked at by --check; bacr doctor tries them"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the first lines of a run report.
+
+    Attributes:
+      config: config of the run.
+      folder: run folder. A check passes a folder that may not exist.
+      method: method built from the config.
+      shape: shape of the model.
+      environment: questions and prompts.
+    """
+
+    config: Config
+    folder: Path
+    method: Method
+    shape: Qwen2Config
+    environment: TaskData
+
+
+def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = False) -> list[str]:
+    """Returns the method, the model, the devices and the size of a run, wrapped with an indent.
+
+    Args:
+      facts: what to report.
+      devices: description of the devices, or `NO_DEVICES`.
+      width: maximum line width in characters. Commands and paths are never broken.
+      is_check: True for --check, which has listed departures and left out questions above, and
+        whose run folder may not exist.
+    """
+    entries = {
+        "method": [_method(facts, is_check)],
+        "model": [_model(facts)],
+        "devices": [devices],
+        "run": _size(facts, is_check),
+    }
+    lines = []
+    for label, parts in entries.items():
+        indent = f"{label:{_LABEL_WIDTH}}"
+        for part in parts:
+            wrapped = textwrap.wrap(
+                part,
+                width,
+                initial_indent=indent,
+                subsequent_indent=" " * _LABEL_WIDTH,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            lines += [line.replace(_FIXED_BLANK, " ") for line in wrapped]
+            indent = " " * _LABEL_WIDTH
+    return lines
+
+
+def _fixed(text: str) -> str:
+    """Returns a text that is not broken across lines."""
+    return text.replace(" ", _FIXED_BLANK)
+
+
+def check_lines(
+    config: Config, folder: Path, method: Method, environment: TaskData
+) -> Iterator[str]:
+    """Yields what --check prints about valid inputs: sets, departures, and the run's first lines.
+
+    Args:
+      config: config of the run.
+      folder: run folder, which may not exist.
+      method: method built from the config.
+      environment: questions and prompts.
+    """
+    yield from environment.describe_data(config.eval.size)
+    for departure in departures(config, method):
+        yield f"  {departure}"
+    shape = model_shape(config, environment.vocab_size)
+    facts = RunFacts(config, folder, method, shape, environment)
+    width = shutil.get_terminal_size().columns
+    yield from start_lines(facts, NO_DEVICES, width, is_check=True)
+
+
+def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
+    """Returns warnings and advice about a run before it starts; usually none.
+
+    Args:
+      facts: what to report.
+      cache: folder of the compilation cache.
+    """
+    lines = []
+    if host_memory.lacks_huge_pages(facts.shape.num_parameters):
+        variable = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
+        lines.append(f"faster on this CPU with {variable} in its environment")
+    lines += registry.advice(facts.config)
+    markup_warning = facts.environment.markup_warning()
+    if markup_warning is not None:
+        lines.append(markup_warning)
+    if cache.refused:
+        lines.append(cache.line)
+    return lines
+
+
+def _method(facts: RunFacts, is_check: bool) -> str:
+    text = method_text(facts.config, facts.method.name)
+    count = len(departures(facts.config, facts.method))
+    if not count:
+        return text
+    plural = "departures" if count > 1 else "departure"
+    if is_check:
+        return f"{text}; {count} {plural} from its publication, listed above"
+    command = _fixed(f"bacr methods --run {shlex.quote(str(facts.folder))}")
+    return f"{text}; {count} {plural}: {command}"
+
+
+def number_text(count: int) -> str:
+    """Formats a number of parameters, such as `130,624`, `134.5 million` or `1.54 billion`."""
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} billion"
+    if count >= 1e7:
+        return f"{count / 1e6:.1f} million"
+    return f"{count:,}"
+
+
+def _model(facts: RunFacts) -> str:
+    """Returns the name and the size of the model, and the origin of its first weights."""
+    config = facts.config
+    model = config.model
+    count = _fixed(f"{number_text(facts.shape.num_parameters)} parameters")
+    if model.path is not None:
+        text = f"{model.path}, {count}; weights from this folder"
+    elif model.preset != "custom":
+        text = f"random {model.preset}, {count}"
+    else:
+        text = f"random, {model.num_layers} layers of width {model.hidden_size}, {count}"
+    trained = adapters.num_parameters(facts.shape, config.adapter)
+    if trained:
+        text += f"; trains {number_text(trained)} in LoRA of rank {config.adapter.rank}"
+    saved_steps = steps_in(RunPaths(facts.folder).checkpoints)
+    if saved_steps:
+        text += f"; continues from step {saved_steps[-1]}"
+    elif config.warmup.steps:
+        text += f"; warm-up of {config.warmup.steps:,} steps"
+        if config.warmup.dir is not None:
+            text += f" in {config.warmup.dir}"
+    return text
+
+
+def _size(facts: RunFacts, is_check: bool) -> list[str]:
+    """Returns steps and budgets, the questions, and the folder and how to stop and resume."""
+    config = facts.config
+    rollout = config.rollout
+    train = facts.environment.train.set
+    steps = total_steps(config, len(train))
+    size = f"{steps:,} steps of {rollout.questions} questions x {rollout.group_size} traces"
+    limit = config.train.max_generated_tokens
+    if limit is not None:
+        size += f", at most {limit:,} generated tokens"
+    names = ", ".join(set_title(name) for _, name in mixture(config.data.train))
+    list_command = "listed above"
+    if not is_check:
+        config_path = RunPaths(facts.folder).config
+        list_command = _fixed(f"bacr data --config {shlex.quote(str(config_path))}")
+    questions = f"{len(train):,} questions of {names}, {_left_out(train.left_out, list_command)}"
+    evaluated = facts.environment.eval.values()
+    num_unevaluated = sum(len(prompted.set.left_out) for prompted in evaluated)
+    if num_unevaluated:
+        questions += f"; {num_unevaluated:,} left out of the evaluation sets"
+    return [
+        f"{size}; budgets {config.budget.min:,} to {config.budget.max:,}",
+        questions,
+        f"in {_fixed(str(facts.folder))}; Ctrl-C saves and stops, the same command resumes",
+    ]
+
+
+def _left_out(rows: Sequence[LeftOut], list_command: str) -> str:
+    """Returns the numbers of training questions that are left out and that are held out.
+
+    Args:
+      rows: rows of the training set that are not trained on.
+      list_command: where the rows are listed.
+    """
+    held_out = sum(row.reason == HELD_OUT for row in rows)
+    unusable = len(rows) - held_out
+    text = f"{unusable:,} left out ({list_command})" if unusable else "none left out"
+    return f"{text}, {held_out:,} {HELD_OUT}" if held_out else text
+
+
+def devices_text(config: Config, mesh: MeshShape) -> str:
+    """Describes the devices of a run, such as `1 CPU with 2 cores; computes in float32`.
+
+    Args:
+      config: config of the run.
+      mesh: number of devices along each mesh axis.
+    """
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    if devices[0].platform == "cpu":
+        kind = f"CPU with {os.cpu_count()} cores"
+    parts = [f"1 {kind}"]
+    if len(devices) > 1:
+        parts = [f"{len(devices)} x {kind}"]
+        parts.append(f"data {mesh.data}, fsdp {mesh.fsdp}, tensor {mesh.tensor}")
+    if jax.process_count() > 1:
+        parts.append(f"{jax.process_count()} processes")
+    return f"{'; '.join(parts)}; computes in {config.model.compute_dtype}"
+
+
+def next_lines(config: Config, folder: Path, question: str) -> Iterator[str]:
+    """Yields three things to do after a run, with their commands on lines of their own.
+
+    Args:
+      config: config of the run.
+      folder: run folder.
+      question: a question of the first evaluation set.
+    """
+    run = shlex.quote(str(folder))
+    budgets = [budget for budget in config.eval.budgets if budget] or [config.budget.max]
+    ends = ",".join(map(str, dict.fromkeys([min(budgets), max(budgets)])))
+    is_short = len(question) <= _MAX_QUESTION and question.isprintable()
+    words = f" {shlex.quote(question)}" if is_short else ""
+    yield f"{'look':{_LABEL_WIDTH}}bacr report --run {run}"
+    yield f"{'ask':{_LABEL_WIDTH}}bacr generate --run {run} --budget {ends}{words}"
+    label = "compare"
+    for line in _comparison(config, folder):
+        yield f"{label:{_LABEL_WIDTH}}{line}"
+        label = ""
+
+
+def _comparison(config: Config, folder: Path) -> list[str]:
+    """Returns the commands that train another method in the same way and compare both runs.
+
+    Only the last command is returned, with a placeholder, if that method refuses the config.
+    """
+    other_method = "bacr-robust" if config.method == "grpo" else "grpo"
+    run = shlex.quote(str(folder))
+    config_path = RunPaths(folder).config
+    try:
+        other_config = config_io.load([config_path, f"methods/{other_method}"])
+        config_io.check(other_config, also=registry.problems)
+    except UserError:
+        return [f"bacr report --run {run} --run OTHER_RUN"]
+    other_folder = folder.with_name(f"{folder.name}-{other_method}")
+    overrides = [f"output.dir={other_folder}"]
+    if config.warmup.steps and config.warmup.dir is None:
+        overrides.append(f"warmup.dir={RunPaths(folder).warmup}")
+    return [
+        f"bacr train --config {shlex.quote(str(config_path))} --config methods/{other_method} \\",
+        f"  {shlex.join(overrides)}",
+        f"bacr report --run {run} --run {shlex.quote(str(other_folder))}",
+    ]

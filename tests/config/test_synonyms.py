@@ -1,0 +1,62 @@
+"""Names and options of other trainers are answered with ours."""
+
+import pytest
+
+from bacr_jax.config import io as config_io
+from bacr_jax.config.synonyms import SYNONYMS, check_options, synonym
+from bacr_jax.errors import UserError
+
+
+def test_every_synonym_names_a_key_of_ours():
+    for name, instead in SYNONYMS.items():
+        words = instead.replace("=", " ").replace(",", " ").split()
+        assert any(word in config_io.settings() for word in words), name
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("lr", "optimizer.learning_rate"),
+        ("actor_rollout_ref.rollout.n", "rollout.group_size"),
+        ("trainer.total-epochs", "train.epochs"),
+        ("nothing", None),
+    ],
+)
+def test_only_the_last_part_of_a_name_counts(key, instead):
+    assert synonym(key) == instead
+
+
+def test_a_name_that_both_have_is_answered_with_both():
+    with pytest.raises(UserError, match="beta: no such key; write curriculum.beta or loss.kl_coef"):
+        config_io.load([], ["beta=0.1"])
+
+
+def refused(*words):
+    with pytest.raises(UserError) as error:
+        check_options(words, config_io.settings())
+    return list(error.value.lines)
+
+
+def test_options_for_keys_are_answered_with_the_key_and_its_value():
+    assert refused("--config", "quickstart", "--train.steps", "5", "--seed=1") == [
+        "command line: --train.steps: keys are written without dashes; write train.steps=5",
+        "command line: --seed=1: keys are written without dashes; write seed=1",
+    ]
+    assert refused("--lr", "1e-5", "--num-generations") == [
+        "command line: --lr: no such option, and keys have no dashes; write "
+        "optimizer.learning_rate=1e-5",
+        "command line: --num-generations: no such option, and keys have no dashes; write "
+        "rollout.group_size=...",
+    ]
+
+
+def test_options_of_other_commands_are_answered_with_ours():
+    assert refused("-c", "quickstart", "--dry_run", "seed=1") == [
+        "command line: -c: no such option; write --config quickstart",
+        "command line: --dry_run: no such option; write --check",
+    ]
+
+
+def test_our_own_options_and_what_follows_two_dashes_are_left_to_argparse():
+    words = ["--config", "quickstart", "-h", "--resume", "auto", "--check", "--", "--lr"]
+    check_options(words, config_io.settings())

@@ -1,0 +1,190 @@
+"""The first lines of a run, and the commands after its last one."""
+
+import dataclasses
+import os
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from bacr_jax import generate, train
+from bacr_jax.config import io as config_io
+from bacr_jax.methods import load_method
+from bacr_jax.model.sizes import preset
+from bacr_jax.parallel.compile_cache import CacheFolder
+from bacr_jax.parallel.mesh import MeshShape
+from bacr_jax.questions.question_set import LeftOut
+from bacr_jax.questions.splits import REASON as HELD_OUT
+from bacr_jax.report.__main__ import main as report
+from bacr_jax.runs.folder import RunPaths, write_config
+from bacr_jax.runs.setup import model_shape
+from bacr_jax.training.initialize import open_inputs
+from bacr_jax.training.run_summary import (
+    NO_DEVICES,
+    RunFacts,
+    devices_text,
+    hint_lines,
+    next_lines,
+    number_text,
+    start_lines,
+)
+
+SMALL = ["data.ledger.train_size=64", "train.steps=3", "output.dir=runs/quickstart"]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    _, environment = open_inputs(config_io.load(["quickstart"], SMALL))
+    environment.close()
+    return environment
+
+
+def facts_of(environment, *overrides, folder=Path("runs/quickstart")):
+    config = config_io.load(["quickstart"], [*SMALL, *overrides])
+    method = load_method(config)
+    return RunFacts(
+        config, folder, method, model_shape(config, environment.vocab_size), environment
+    )
+
+
+def test_the_quickstart_begins_with_four_entries_in_80_columns(environment):
+    lines = start_lines(facts_of(environment), "1 CPU with 2 cores; computes in float32", 80)
+    assert lines == [
+        "method   bacr-robust (BACR); 19 departures: bacr methods --run runs/quickstart",
+        "model    random, 3 layers of width 64, 131,584 parameters; warm-up of 800 steps",
+        "devices  1 CPU with 2 cores; computes in float32",
+        "run      3 steps of 32 questions x 8 traces; budgets 8 to 64",
+        f"         {len(environment.train)} questions of Ledger, none left out, 6 held out for "
+        "validation",
+        "         in runs/quickstart; Ctrl-C saves and stops, the same command resumes",
+    ]
+
+
+def test_a_check_points_to_its_own_list_of_departures(environment):
+    lines = start_lines(facts_of(environment), NO_DEVICES, 80, is_check=True)
+    assert (
+        lines[0] == "method   bacr-robust (BACR); 19 departures from its publication, listed above"
+    )
+    assert lines[2] == f"devices  {NO_DEVICES}"
+
+
+def test_commands_and_folders_are_never_broken(environment):
+    folder = Path("runs/a folder whose name has many words and is longer than a line of text")
+    lines = start_lines(facts_of(environment, folder=folder), "-", 60)
+    text = "\n".join(lines)
+    assert f"bacr methods --run '{folder}'" in text and f"{folder};" in text
+    others = [line for line in lines if str(folder) not in line]
+    assert max(map(len, others)) <= 60
+
+
+def test_questions_left_out_are_counted_with_the_command_that_lists_them(environment):
+    rows = (LeftOut("a", "no question"), LeftOut("b", "no question"), LeftOut("c", HELD_OUT))
+    questions = dataclasses.replace(environment.train.set, left_out=rows)
+    train_set = dataclasses.replace(environment.train, set=questions)
+    other = dataclasses.replace(environment, train=train_set, eval={"ledger": train_set})
+    text = "\n".join(start_lines(facts_of(other), "-", 200))
+    assert (
+        "2 left out (bacr data --config runs/quickstart/config.yaml), 1 held out for validation; "
+        "3 left out of the evaluation sets" in text
+    )
+    checked = start_lines(facts_of(other), "-", 200, is_check=True)
+    assert "2 left out (listed above), 1 held out" in "\n".join(checked)
+
+
+def test_the_model_line_names_where_the_weights_come_from(environment, tmp_path):
+    def model(*overrides, folder=tmp_path):
+        facts = facts_of(environment, *overrides, folder=folder)
+        facts = dataclasses.replace(facts, shape=preset("qwen2.5-1.5b"))
+        return next(line for line in start_lines(facts, "-", 300) if line.startswith("model"))
+
+    named = model("warmup.dir=shared")
+    assert named.endswith("1.54 billion parameters; warm-up of 800 steps in shared")
+    config = facts_of(environment).config
+    pretrained = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, path="models/Qwen"),
+        warmup=dataclasses.replace(config.warmup, steps=0),
+        adapter=dataclasses.replace(config.adapter, rank=8),
+    )
+    facts = dataclasses.replace(facts_of(environment), config=pretrained)
+    facts = dataclasses.replace(facts, shape=preset("qwen2.5-1.5b"))
+    line = start_lines(facts, "-", 300)[1]
+    assert line == (
+        "model    models/Qwen, 1.54 billion parameters; weights from this folder; trains "
+        "9,232,384 in LoRA of rank 8"
+    )
+    (RunPaths(tmp_path).checkpoints / "20").mkdir(parents=True)
+    assert model().endswith("parameters; continues from step 20")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(131584, "131,584"), (134_515_008, "134.5 million"), (1_543_714_304, "1.54 billion")],
+)
+def test_numbers_of_parameters(count, text):
+    assert number_text(count) == text
+
+
+def test_advice_and_a_cache_that_cannot_be_written_are_hints(environment):
+    facts = facts_of(environment)
+    assert hint_lines(facts, CacheFolder(None, "kept")) == []
+    assert hint_lines(facts, CacheFolder(None, "WARNING", refused=True)) == ["WARNING"]
+
+
+def test_several_devices_have_their_mesh(monkeypatch):
+    devices = [SimpleNamespace(device_kind="NVIDIA H100", platform="gpu")] * 8
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    config = config_io.load([], [])
+    text = devices_text(config, MeshShape(2, 4, 1, 1))
+    assert text == "8 x NVIDIA H100; data 2, fsdp 4, tensor 1; computes in bfloat16"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "tensor 1; 2 processes; computes" in devices_text(config, MeshShape(2, 4, 1, 1))
+    monkeypatch.undo()
+    one = [SimpleNamespace(device_kind="cpu", platform="cpu")]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    text = devices_text(config_io.load(["quickstart"]), MeshShape(1, 1, 1, 1))
+    assert text == "1 CPU with 2 cores; computes in float32"
+
+
+class TestNext:
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        config = config_io.load(["quickstart"], SMALL)
+        folder = Path("runs/quickstart")
+        folder.mkdir(parents=True)
+        write_config(RunPaths(folder).config, config)
+        return config, folder
+
+    def test_the_commands_are_typed_out(self, run):
+        assert list(next_lines(*run, "7a1")) == [
+            "look     bacr report --run runs/quickstart",
+            "ask      bacr generate --run runs/quickstart --budget 8,64 7a1",
+            "compare  bacr train --config runs/quickstart/config.yaml --config methods/grpo \\",
+            "           output.dir=runs/quickstart-grpo warmup.dir=runs/quickstart/warmup",
+            "         bacr report --run runs/quickstart --run runs/quickstart-grpo",
+        ]
+
+    def test_the_commands_are_accepted(self, run):
+        text = "\n".join(line[9:] for line in next_lines(*run, "7a1"))
+        _, ask, compare, both = text.replace("\\\n", "").split("\n")
+        assert generate.parse(shlex.split(ask)[2:]).budget == "8,64"
+        config, _, _ = train.parse(shlex.split(compare)[2:])
+        assert config.method == "grpo" and config.output.dir == "runs/quickstart-grpo"
+        assert config.warmup.dir == "runs/quickstart/warmup"
+        assert report(shlex.split(both)[2:]) == 2  # Neither run has a result yet.
+
+    def test_a_long_question_is_left_to_the_reader_and_a_special_one_quoted(self, run):
+        lines = list(next_lines(*run, "x" * 41))
+        assert lines[1].endswith("--budget 8,64")
+        assert list(next_lines(*run, "What's 1+1?"))[1].endswith("""'What'"'"'s 1+1?'""")
+
+    def test_without_another_method_for_this_config_the_other_run_is_a_placeholder(self, run):
+        config, folder = run
+        RunPaths(folder).config.write_text("seed: x\n")
+        assert list(next_lines(config, folder, "7a1"))[2:] == [
+            "compare  bacr report --run runs/quickstart --run OTHER_RUN"
+        ]
