@@ -6,6 +6,7 @@ page is not up to date.
 """
 
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,7 +82,8 @@ def tables() -> str:
             versions |= content["versions"]
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
         rows = [row for content in contents for row in rows_of(content)]
-        parts.append("\n".join([f"**{machine}.**", f"{listed}.", "", COLUMNS, *rows]))
+        lines = [f"**{machine}.**", textwrap.fill(f"{listed}.", 110), "", COLUMNS, *rows]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
