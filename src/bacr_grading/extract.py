@@ -53,26 +53,30 @@ STATEMENT_CHARS = 300
 _END = r"(?:(?!\.\s|\.\Z|\s(?:but|it|rather|so|thus|hence|therefore)\b)[^,;\n])"
 _DENIED = re.compile(
     r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|other than|anything but|far from"
-    r"|no longer|hardly|doubt|doubtful|unlikely|impossible|deny)\b|n't\b)"
+    r"|no longer|hardly|(?<!no )(?<!without )doubt|doubtful|unlikely|impossible|deny"
+    r"|(?:false|untrue|wrong|incorrect) that)\b|n't\b|≠|\\neq?(?![a-z]))"
     rf"{_END}{{0,200}}"
 )
 # "13 is not the answer" rejects 13, but "I do not think the answer is 14" denies what follows.
 _REJECTED = re.compile(
-    rf"{_END}{{0,200}}(?i:\b(?:wrong|incorrect|false|mistaken|a mistake|an error)\b"
+    rf"{_END}{{0,200}}(?i:\b(?:wrong|incorrect|false|mistaken|a mistake|an error)\b(?!\sthat\b)"
     r"|(?:\b(?:not|never|cannot)|n't)\s(?:(?!that\b)[a-z]+\s){0,4}"
     r"(?:answer|solution|result|correct|right|true)\b(?!\s?(?:that|is|was|equals|[:=])))"
+    r"|(?:(?!\.\s)[^;\n]){0,200}(?i:\bwhich (?:is|was) (?:wrong|incorrect|false|not))\b"
 )
 # A later sentence that withdraws an earlier answer, as in "The answer is 12. Actually, it is 15."
 # and "That is wrong."
 _CORRECTION = re.compile(
     r"""
-    \b(?:no|wait|actually|sorry|oops|correction|rather|i\smean|make\sthat|on\ssecond\sthoughts?)
+    \b(?:no|wait|actually|sorry|oops|correction|rather|i\smean|make\sthat
+      |on\s(?:second\sthoughts?|reflection))
     [\s,.:;!\u2013\u2014-]+
     (?:(?:it|that|this|the\s(?:\w+\s)?(?:answer|result|value|total|solution))
       (?:'s|\s(?:is|was|equals|(?:should|must|has\sto)\sbe))\s|(?:should|must)\sbe\s)?
     (?=[$\\+-]?\.?\d|\$|\\[(\[])
     | \b(?:that|this|it)(?:'s|\s(?:is|was))\s
       (?:wrong|incorrect|false|a\smistake|not\s(?:correct|right|true))\b(?!\sthat\b)
+    | \bi\stake\s(?:that|it|this)\sback\b
     """,
     re.VERBOSE | re.IGNORECASE,
 )

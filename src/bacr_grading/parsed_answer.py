@@ -20,7 +20,9 @@ from bacr_grading.normalize import (
 from bacr_grading.numbers import Number, parse_number, trailing_unit, with_bare_unit
 
 RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Za-z])")
-_ASSIGNMENT = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?)=(?!=)")
+_ASSIGNMENT = re.compile(
+    r"(?P<name>\\?[A-Za-z]+?(?:_(?:\w|\{\w+\}))?)(?P<sign>=(?!=)|\\in(?=\\\{))"
+)
 _BASED = re.compile(r"(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:(\d)|\{(\d+)\})\Z")
 _GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
 _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z", re.DOTALL)
@@ -99,12 +101,16 @@ class ParsedAnswer:
 
     @cached_property
     def based(self) -> tuple[str, str] | None:
-        """The digits and the base of a number such as 204_5, or None without a base subscript."""
+        """The digits and the base of a number such as 204_5, or None if the answer is not one."""
         match = _BASED.match(self.key)
         if match is None:
             return None
         base = match[2] or match[3]
-        return match[1].casefold(), base
+        digits = match[1].casefold()
+        # "V_1" and "x_{12}" are variables, but "FF_{16}" is a number.
+        if digits.isalpha() and (len(digits) == 1 or not _are_digits(digits, int(base))):
+            return None
+        return digits, base
 
     @cached_property
     def items(self) -> Items | None:
@@ -128,17 +134,22 @@ class ParsedAnswer:
 
     @cached_property
     def assignment(self) -> Assignment | None:
-        """The variable and the value of an answer such as "x = 5", or None for any other answer."""
+        r"""The variable and the value of an answer such as "x = 5" or "x \in \{3, 5\}", or None."""
         match = _ASSIGNMENT.match(self.key)
         if match is None or RELATION.search(self.key, match.end()):
             return None
-        _, _, value = self.text.partition("=")
-        return Assignment(match[1], ParsedAnswer(value.strip()))
+        _, _, value = self.text.partition(match["sign"])
+        return Assignment(match["name"], ParsedAnswer(value.strip()))
 
 
 def read(answer: str) -> ParsedAnswer:
     r"""Cleans and parses the content of `\boxed{...}` or of an `<answer>` tag."""
     return ParsedAnswer(clean(answer))
+
+
+def _are_digits(text: str, base: int) -> bool:
+    """True if letters such as "ff" are digits of a base such as 16."""
+    return 2 <= base <= 36 and all(int(letter, 36) < base for letter in text)
 
 
 def _items(key: str) -> Items | None:

@@ -67,17 +67,24 @@ _UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z
 _TWO_NUMBERS = re.compile(r"(?<!\\log_)\d\s+\d")
 _ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
 _RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
-# Commands that are operations or constants, so that they are not names. The equation \sin(x) = 1
-# does not state that the answer is 1.
-_NOT_A_NAME = (
-    r"(?:sqrt|surd|cbrt|[dtc]?frac|[dt]?binom|(?:arc|a)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp"
-    r"|lim|sum|prod|int|gcd|lcm|max|min|det|arg|abs|floor|ceil|round|sgn|neg|lnot|not|pi|infty)"
+# LaTeX symbols and accents that a name may contain. Operations such as \sin and \sqrt are missing,
+# because the equation \sin(x) = 1 does not state that the answer is 1.
+_SYMBOLS = (
+    r"(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi"
+    r"|(?:var)?rho|(?:var)?sigma|tau|upsilon|(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi"
+    r"|Pi|Sigma|Upsilon|Phi|Psi|Omega|ell|hbar|Re|Im|nabla|triangle"
+    r"|vec|hat|bar|tilde|dot|ddot|wide(?:hat|tilde)|over(?:line|rightarrow|leftrightarrow)"
+    r"|underline|boldsymbol|pmb)"
+)
+# Words that name an operation, as in \operatorname{sin}(x).
+_OPERATIONS = (
+    r"(?:sqrt|cbrt|(?:arc|a)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|lim|sum|prod|int|gcd|lcm"
+    r"|max|min|det|arg|abs|floor|ceil|round|sgn|not)"
 )
 _LETTER = (
-    rf"(?:[A-Za-z]|\\(?!{_NOT_A_NAME}(?![A-Za-z])|text|math|mbox|operatorname)[A-Za-z]+"
-    rf"(?:\s*\{{[^{{}}]*\}})?"
+    rf"(?:[A-Za-z]|\\{_SYMBOLS}(?![A-Za-z])(?:\s*\{{[^{{}}]*\}})?"
     rf"|\\(?:text|math|mbox|operatorname)[a-z]*\s*"
-    rf"\{{(?!\s*{_NOT_A_NAME}\s*\}}\s*[\^_(\[])[^{{}}]*\}})"
+    rf"\{{(?!\s*{_OPERATIONS}\s*\}}\s*[\^_(\[])[^{{}}]*\}})"
 )
 _BELOW = r"(?:\s*_\s*(?:\w|\{[^{}]*\}|\\[A-Za-z]+))?"
 _MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|')+\s*\}|\\prime|\\ast|\*)))?"
@@ -263,7 +270,7 @@ def _comparable(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
     The brackets must agree, and an inequality can only be equal to an inequality or an interval.
     """
-    is_inequality = bool(_ORDER.search(answer.key))
+    is_inequality = answer.assignment is None and bool(_ORDER.search(answer.key))
     if is_inequality and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
         return False
     if answer.items is None:

@@ -202,6 +202,9 @@ STATEMENTS = [
     ("The answer is 12 -- I mean 15", "15", "12"),
     ("The answer is 12. Wait, let me check: 5 + 7 = 12.", "12", "13"),
     ("I do not think that the answer is 13, the answer is 14.", "14", "13"),
+    ("I have no doubt the answer is 14.", "14", "13"),
+    ("The answer is 13. On reflection it is 14.", "14", "13"),
+    ("The answer is 13. I take that back. It is 14.", "14", "13"),
     ("We cannot use it, so the answer is 7.", "7", "8"),
     ("There is no way to pair them, so the answer is 7", "7", "8"),
     ("It is impossible to fill half a bus so the answer is 7.", "7", "8"),
@@ -233,6 +236,9 @@ DENIALS = [
     "The answer is no longer 13.",
     "The answer is 13. That is wrong.",
     "The answer is hardly 13.",
+    "The answer \\neq 13",
+    "It's false that the answer is 13.",
+    "The answer is 13, which is wrong.",
 ]
 
 
