@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.report import png
+from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_jax.report.vega import Theme
 from bacr_study.figure_parts import (
     EstimateRecord,
     accuracies,
@@ -51,12 +52,19 @@ _SCHEDULE = (
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
-_APART = "Methods stand side by side, up to a tenth left or right of their budget."
+_STAR = "The star is the recommended method."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
 # Title of the table and the figures that show the study's named contrasts.
 CONTRASTS = "Pairs that the study asks about"
 _SIGNIFICANT_COLOUR = "s1"
+# Files of a figure: name and theme.
+_FILES: Sequence[tuple[str, Theme]] = (
+    ("{}.png", "light"),
+    ("{}.pdf", "light"),
+    ("{}.svg", "light"),
+    ("{}-dark.png", "dark"),
+)
 
 
 @dataclass(frozen=True)
@@ -80,11 +88,11 @@ class StudyFigure:
 
 def draw_figures(
     folder: Path, results: Results, study: Study
-) -> list[tuple[StudyFigure, Path, Path]]:
+) -> list[tuple[StudyFigure, list[Path]]]:
     """Draws the figures of the study's views into a folder.
 
     Returns:
-      Each figure with the paths of its PNG and PDF files, in the order of the study's views.
+      Each figure with the paths of its files, in the order of the study's views.
     """
     figures_of_view: Mapping[str, Callable[[Results, Study], Iterator[StudyFigure]]] = {
         "accuracy": accuracy_figures,
@@ -100,27 +108,32 @@ def draw_figures(
     }
     # Two views may share a function, which must only be called once.
     makers = dict.fromkeys(figures_of_view[view] for view in study.views)
-    pictures = []
+    drawn = []
     for make in makers:
         for figure in make(results, study):
-            drawing = png.figure(
-                figure.title,
-                figure.rows,
-                legend=figure.legend,
-                caption=figure.caption,
-            )
-            png_path, pdf_path = saved(drawing, folder, figure.name)
-            pictures.append((figure, png_path, pdf_path))
-    return pictures
+            drawn.append((figure, saved(figure, folder)))
+    return drawn
 
 
-def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    """Saves a matplotlib figure as PNG and PDF, and returns the paths of both files."""
-    png_path = folder / f"{name}.png"
-    pdf_path = folder / f"{name}.pdf"
-    png.save(figure, png_path)
-    png.save(figure, pdf_path)
-    return png_path, pdf_path
+def saved(figure: StudyFigure, folder: Path) -> list[Path]:
+    """Saves a figure as PNG, SVG and PDF for light pages and as PNG for dark pages.
+
+    Returns:
+      The paths of the files, of which the last is for dark pages.
+    """
+    files = []
+    for name, theme in _FILES:
+        spec = pictures.picture(
+            figure.title,
+            figure.rows,
+            theme,
+            legend=figure.legend,
+            caption=figure.caption,
+        )
+        path = folder / name.format(figure.name)
+        pictures.save(spec, path)
+        files.append(path)
+    return files
 
 
 # Accuracy -----------------------------------------------------------------------------------------
@@ -131,9 +144,6 @@ def _by_budget(
 ) -> Iterator[dict[float, EstimateRecord]]:
     """Yields the estimates of one number for each variant, by the x coordinate of their points.
 
-    Each point is shifted slightly to the left or right of its budget, so that the variants do not
-    overlap.
-
     Args:
       results: the contents of results.json.
       task: the task.
@@ -141,15 +151,12 @@ def _by_budget(
       variants: the variants that share a chart.
       key: one of `cells.NUMBERS`.
     """
-    count = len(variants)
-    for index, variant in enumerate(variants):
-        position = index - (count - 1) / 2
-        factor = float(2 ** (0.3 * position / max(count, 6)))
+    for variant in variants:
         points = {}
         for budget in task.budgets:
             estimate = estimate_of(results, task, name, variant, str(budget), key)
             if estimate is not None:
-                points[budget * factor] = estimate
+                points[float(budget)] = estimate
         yield points
 
 
@@ -181,7 +188,7 @@ def accuracy_figures(
     yield StudyFigure(
         name="hard" if hard else "accuracy",
         title="Accuracy on harder problems" if hard else "Accuracy by budget",
-        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_APART}",
+        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_STAR}",
         rows=rows,
     )
 
@@ -224,7 +231,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
         name="efficiency",
         title="Accuracy against tokens really used",
         caption=f"Left: a point per budget, 95 % intervals over {basis(study)}; the shaded steps "
-        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_APART}",
+        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_STAR}",
         rows=rows,
     )
 

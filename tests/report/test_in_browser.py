@@ -5,6 +5,7 @@ import pytest
 from bacr_jax.report.page import write_comparison, write_report
 from browser_world import SIZES, browser  # noqa: F401
 from report_world import HOSTILE, make_whole_run
+from serve_world import until
 
 pytestmark = pytest.mark.browser
 TABS = ["Overview", "Accuracy", "Training", "Traces", "Config"]
@@ -35,12 +36,44 @@ def test_every_tab_is_readable_and_loads_nothing(browser, pages, which, size, da
         ratio, element = browser.lowest_contrast()
         assert ratio >= 4.5, element
     # Axes are read on a telephone too.
-    heights = browser.run(
+    sizes = browser.run(
         "return [...document.querySelectorAll('svg text')].filter(e => e.checkVisibility())"
-        ".map(e => 12 * e.ownerSVGElement.getBoundingClientRect().width / 420)"
+        ".map(e => parseFloat(getComputedStyle(e).fontSize))"
     )
-    assert all(height >= 10 for height in heights)
+    assert sizes and min(sizes) >= 10
     assert browser.complaints() == [] and browser.requests() == []
+
+
+def drawn(browser):  # noqa: F811
+    """The first chart of the page, once it is drawn."""
+    until(lambda: browser.find(".plot svg"))
+    return browser.find(".plot svg")[0]
+
+
+def test_a_chart_answers_the_pointer_and_zooms(browser, pages):  # noqa: F811
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.open(pages[0])
+    chart = drawn(browser)
+    ActionChains(browser.driver).move_to_element(chart).perform()
+    until(lambda: browser.find(".vg-tooltip.visible"))
+    text = browser.find(".vg-tooltip")[0].text
+    assert "thinking budget (tokens)" in text and "accuracy (%)" in text
+    before = browser.find(".plot")[0].get_attribute("innerHTML")
+    browser.run(
+        "const svg = document.querySelector('.plot svg'); const box = svg.getBoundingClientRect();"
+        "svg.querySelector('.background').dispatchEvent(new WheelEvent('wheel', {deltaY: -200,"
+        "ctrlKey: true, bubbles: true, cancelable: true, clientX: box.x + box.width / 2,"
+        "clientY: box.y + box.height / 2}))"
+    )
+    until(lambda: browser.find(".plot")[0].get_attribute("innerHTML") != before)
+
+
+def test_every_chart_is_drawn_before_it_is_printed(browser, pages):  # noqa: F811
+    browser.open(pages[0])
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    count = len(browser.find(".plot"))
+    until(lambda: len(browser.find(".plot svg")) == count > 10)
 
 
 def test_the_page_begins_where_its_address_says(browser, pages):  # noqa: F811
