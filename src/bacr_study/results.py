@@ -380,9 +380,10 @@ def page(
     pictures = []
     for figure, paths in figures:
         charts = [chart for row in figure.rows for chart in row]
-        shown = [plots.figure(chart, has_legend=False) for chart in charts]
+        plots_of_figure = [plots.figure(chart, has_legend=False) for chart in charts]
         links = [(path.name, f"{path.parent.name}/{path.name}") for path in paths]
-        pictures.append((figure, plots.legend(charts), shown, links))
+        legend = plots.legend(charts)
+        pictures.append((figure, legend, plots_of_figure, links))
     provenance = []
     for key, lines in sorted(results["provenance"].items()):
         provenance.append(f"{key}: {'; '.join(lines)}")

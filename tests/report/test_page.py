@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 
+import numpy as np
 import pytest
 
 from bacr_jax.config import Config
@@ -54,6 +55,18 @@ def test_pictures_stay_beside_it(run):
     names = {path.stem for path in run.glob("*.png")}
     light = {"training", "budgets", "accuracy_ledger", "evaluation_ledger"}
     assert names == light | {f"{name}-dark" for name in light}
+
+
+def test_the_page_of_a_long_run_is_below_two_megabytes(whole):
+    rng = np.random.default_rng(0)
+    names = [f"reward/cut_{i}" for i in range(1, 12)] + ["reward/mean", "policy/entropy"]
+    names += [f"budget/{name}_{i}" for name in ("p10", "median", "p90") for i in range(5)]
+    names += [f"curriculum/pass_rate_{i}" for i in range(5)]
+    names += ["budget/mean", "rollout/thinking_mean", "mismatch/k3", "time/tokens_per_s"]
+    rows = rng.random((2000, len(names)))
+    records = [{"step": i, **dict(zip(names, row.tolist()))} for i, row in enumerate(rows, 1)]
+    lines(whole / "metrics.jsonl", records)
+    assert len(page(whole).encode()) < 2e6
 
 
 def test_a_run_under_way_has_a_report_too(run):

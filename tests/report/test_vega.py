@@ -171,4 +171,4 @@ def test_any_numbers_make_a_description(numbers, log2):
     json.dumps(spec, allow_nan=False)
     (points,) = layers(spec, "point")
     # No more points than a screen shows.
-    assert 0 < len(values(points)) <= 402
+    assert 0 < len(values(points)) <= 202

@@ -46,8 +46,8 @@ MISSING = "not recorded"
 SMOOTH_FROM = 30
 # Number of colours that pages use in rotation.
 _IN_TURN = 7
-# Maximum number of points of a curve, about the resolution of a screen.
-_MOST_POINTS = 400
+# Maximum number of points of a curve. A chart is about 300 pixels wide, and a page has many curves.
+_MOST_POINTS = 200
 # Maximum number of ticks on a logarithmic axis.
 _MOST_TICKS = 8
 # Maximum number of steps between ticks on a linear axis of a page, including partial steps at the

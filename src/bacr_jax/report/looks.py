@@ -22,10 +22,10 @@ _COLOURS = {
     "sc": GREY,
     "sc-matched": GREY,
     "bacr-robust": "s1",
-    "bacr": "s6",
-    "bacr-paper": "s6",
-    "bacr-full": "s6",
-    "bacr-weighted": "s6",
+    "bacr": "s8",
+    "bacr-paper": "s8",
+    "bacr-full": "s8",
+    "bacr-weighted": "s8",
     "grpo": "s2",
     "dr-grpo": "s2",
     "rloo": "s2",
@@ -40,9 +40,9 @@ _COLOURS = {
     "l1-exact": "s7",
     "l1-max": "s7",
     "s-grpo": "s7",
-    "selfbudgeter": "s8",
-    "effort": "s8",
-    "elastic": "s8",
+    "selfbudgeter": "s6",
+    "effort": "s6",
+    "elastic": "s6",
 }
 # Line styles, which change once every colour and marker of a picture has been used.
 _LINES = ("-", "--", ":")

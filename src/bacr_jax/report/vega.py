@@ -430,8 +430,10 @@ def _pointer_layer(
         for field, title in axes[: 4 if has_ends else 2]
     ]
     if any(not curve.label.startswith(_UNNAMED) for curve in curves):
-        tooltip.insert(0, {"field": "curve", "type": "nominal", "title": "curve"})
-    shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+        # The areas around points that Vega-Lite makes for `nearest` have the drawn points as data,
+        # and of these only numbers are found by their field. A point's description is its curve.
+        tooltip.insert(0, {"field": "description", "type": "nominal", "title": "curve"})
+    opacity = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     mark = {"type": "point", "size": 110, "filled": False, "strokeWidth": 2, "clip": True}
     return {
         "params": [_HOVER, _ZOOM],
@@ -440,7 +442,8 @@ def _pointer_layer(
         "encoding": {
             **frame,
             "color": channels["color"],
-            "opacity": shown,
+            "opacity": opacity,
+            "description": {"field": "curve", "type": "nominal"},
             "tooltip": tooltip,
         },
     }
