@@ -179,7 +179,16 @@ def accuracy_figures(
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
-        charts = [_accuracy_chart(results, task, name, group, looks) for group in groups]
+        charts = [
+            _accuracy_chart(
+                results,
+                task,
+                name,
+                group,
+                looks,
+            )
+            for group in groups
+        ]
         columns.append(alike(charts))
     rows = []
     for row in zip(*columns):
@@ -261,7 +270,16 @@ def _efficiency_charts(
     if accuracy_series:
         points = [point for series in accuracy_series for point in zip(series.x, series.y)]
         x, y = stepped(*zip(*pareto_front(points)))
-        accuracy_series.insert(0, Series("Pareto front", x, y, "s2", kind="broad"))
+        accuracy_series.insert(
+            0,
+            Series(
+                "Pareto front",
+                x,
+                y,
+                "s2",
+                kind="broad",
+            ),
+        )
     # Otherwise a policy that uses almost no thinking tokens would compress all other curves.
     low_ends = [low for series in thinking_series for low, _ in series.ends or ()]
     least = max(floor, min(low_ends, default=floor))
@@ -360,7 +378,15 @@ def _level_chart(
         shift = 0.8 * position / max(len(differences), 4)
         x = [level + shift for level in by_level]
         y, ends = _points(by_level.values())
-        series.append(replace(looks[key], x=x, y=y, ends=ends, line=""))
+        series.append(
+            replace(
+                looks[key],
+                x=x,
+                y=y,
+                ends=ends,
+                line="",
+            )
+        )
     low = min(levels) - 0.5 if levels else 0.0
     high = max(levels) + 0.5 if levels else 1.0
     ticks = [(float(level), str(level)) for level in levels]
@@ -456,7 +482,18 @@ def _forest(
             if colour == (unclear if contains_zero else _SIGNIFICANT_COLOUR):
                 by_row[row_of_name[name]] = entry
         x, ends = _points(by_row.values())
-        series.append(Series("", x, list(by_row), colour, ends, across=True, line="", marker="o"))
+        series.append(
+            Series(
+                "",
+                x,
+                list(by_row),
+                colour,
+                ends,
+                across=True,
+                line="",
+                marker="o",
+            )
+        )
     ticks = [(row, name) for name, row in row_of_name.items()]
     return Chart(
         title,

@@ -6,6 +6,7 @@ results produce an identical file.
 """
 
 import collections
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -379,11 +380,16 @@ def page(
     """
     pictures = []
     for figure, paths in figures:
-        charts = [chart for row in figure.rows for chart in row]
-        plots_of_figure = [plots.figure(chart, has_legend=False) for chart in charts]
-        links = [(path.name, f"{path.parent.name}/{path.name}") for path in paths]
+        charts = list(itertools.chain.from_iterable(figure.rows))
+        drawn = []
+        for chart in charts:
+            drawn.append(plots.figure(chart, has_legend=False))
+        links = []
+        for path in paths:
+            address = f"{path.parent.name}/{path.name}"
+            links.append((path.name, address))
         legend = plots.legend(charts)
-        pictures.append((figure, legend, plots_of_figure, links))
+        pictures.append((figure, legend, drawn, links))
     provenance = []
     for key, lines in sorted(results["provenance"].items()):
         provenance.append(f"{key}: {'; '.join(lines)}")
@@ -419,11 +425,13 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
                 continue
             ranking = sorted(accuracies, key=lambda variant: -accuracies[variant])
             best = ranking[0]
-            entry = comparisons.get((task.id, task.main, budget, best))
+            cell = (task.id, task.main, budget)
+            entry = comparisons.get((*cell, best))
             if entry is None and len(ranking) > 1:
                 # The reference has no difference from itself, but the second-best arm has one.
-                second = comparisons.get((task.id, task.main, budget, ranking[1]))
-                entry = second if second and second["reference"] == best else None
+                second = comparisons.get((*cell, ranking[1]))
+                if second and second["reference"] == best:
+                    entry = second
             start = f"{task.label}, {budget_phrase(budget)}: {names[best]}"
             percent = f"{100 * accuracies[best]:.1f} %"
             if entry is None:
