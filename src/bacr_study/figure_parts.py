@@ -1,19 +1,70 @@
 """Shared parts of a study's figures: styles of arms, intervals, axes and panels."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Series
 from bacr_jax.report.looks import looks_of as method_looks
+from bacr_jax.report.vega import Theme
 from bacr_study.items import budget_phrase, variant_name
 from bacr_study.spec import Study, Task, Variant
 
 # Maximum number of curves per panel. If there are more, no panel has two of one colour.
 _CURVES_IN_A_PANEL = 12
 
+# Files of a figure: name and theme.
+_FILES: Sequence[tuple[str, Theme]] = (
+    ("{}.png", "light"),
+    ("{}.pdf", "light"),
+    ("{}.svg", "light"),
+    ("{}-dark.png", "dark"),
+)
+
 # An estimate from results.json, with the fields `mean`, `low` and `high`.
 EstimateRecord = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyFigure:
+    """A figure of a study.
+
+    Attributes:
+      name: name of the figure's files, without extension.
+      title: title of the figure.
+      caption: caption of the figure.
+      rows: the charts, row by row.
+      legend: number of columns in the legend.
+    """
+
+    name: str
+    title: str
+    caption: str
+    rows: Sequence[Sequence[Chart]]
+    legend: int = 3
+
+
+def saved(figure: StudyFigure, folder: Path) -> list[Path]:
+    """Saves a figure as PNG, SVG and PDF for light pages and as PNG for dark pages.
+
+    Returns:
+      The paths of the files, of which the last is for dark pages.
+    """
+    files = []
+    for name, theme in _FILES:
+        spec = pictures.picture(
+            figure.title,
+            figure.rows,
+            theme,
+            legend=figure.legend,
+            caption=figure.caption,
+        )
+        path = folder / name.format(figure.name)
+        pictures.save(spec, path)
+        files.append(path)
+    return files
 
 
 def looks_of(study: Study) -> dict[str, Series]:

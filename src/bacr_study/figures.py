@@ -3,16 +3,15 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
-from bacr_jax.report.vega import Theme
 from bacr_study.figure_parts import (
     EstimateRecord,
+    StudyFigure,
     accuracies,
     alike,
     band,
@@ -22,6 +21,7 @@ from bacr_study.figure_parts import (
     ends_of,
     looks_of,
     panel_title,
+    saved,
 )
 from bacr_study.items import Results, estimate_of, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
@@ -58,32 +58,6 @@ _THINKING = Axis("mean thinking tokens used", log2=True)
 # Title of the table and the figures that show the study's named contrasts.
 CONTRASTS = "Pairs that the study asks about"
 _SIGNIFICANT_COLOUR = "s1"
-# Files of a figure: name and theme.
-_FILES: Sequence[tuple[str, Theme]] = (
-    ("{}.png", "light"),
-    ("{}.pdf", "light"),
-    ("{}.svg", "light"),
-    ("{}-dark.png", "dark"),
-)
-
-
-@dataclass(frozen=True)
-class StudyFigure:
-    """A figure of a study.
-
-    Attributes:
-      name: name of the figure's files, without extension.
-      title: title of the figure.
-      caption: caption of the figure.
-      rows: the charts, row by row.
-      legend: number of columns in the legend.
-    """
-
-    name: str
-    title: str
-    caption: str
-    rows: Sequence[Sequence[Chart]]
-    legend: int = 3
 
 
 def draw_figures(
@@ -113,27 +87,6 @@ def draw_figures(
         for figure in make(results, study):
             drawn.append((figure, saved(figure, folder)))
     return drawn
-
-
-def saved(figure: StudyFigure, folder: Path) -> list[Path]:
-    """Saves a figure as PNG, SVG and PDF for light pages and as PNG for dark pages.
-
-    Returns:
-      The paths of the files, of which the last is for dark pages.
-    """
-    files = []
-    for name, theme in _FILES:
-        spec = pictures.picture(
-            figure.title,
-            figure.rows,
-            theme,
-            legend=figure.legend,
-            caption=figure.caption,
-        )
-        path = folder / name.format(figure.name)
-        pictures.save(spec, path)
-        files.append(path)
-    return files
 
 
 # Accuracy -----------------------------------------------------------------------------------------

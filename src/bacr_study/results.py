@@ -21,7 +21,8 @@ from bacr_study import curves, effects
 from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
 from bacr_study.configured import Configured
 from bacr_study.failures import failure_rates
-from bacr_study.figures import StudyFigure, draw_figures
+from bacr_study.figure_parts import StudyFigure
+from bacr_study.figures import draw_figures
 from bacr_study.items import LEVEL, budget_phrase, difference_text, estimate_of, p_text, row_names
 from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Arm, Study, Sweep, Task, Variant
 from bacr_study.statistics import mean_interval, rounded

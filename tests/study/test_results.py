@@ -143,7 +143,7 @@ class TestResults:
         for name in ("one", "other"):
             write_cells(tmp_path / name, study, problems=6, steps=1)
             files.append(write_results(tmp_path / name, study))
-        assert len(files[0]) == len(files[1]) == 13
+        assert len(files[0]) == len(files[1]) == 15
         assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files))
 
     def test_the_text_is_the_object(self, results):
@@ -411,13 +411,13 @@ class TestWriting:
         assert tags.open == []
         # The verdict and the figures first, tables folded below them.
         order = [text.index(f'id="{name}"') for name in ("verdict", "figures", "tables")]
-        assert order == sorted(order) and text.count("<table>") == text.count("<details><summary>")
+        own = text.replace(plots.library(), "")
+        assert order == sorted(order) and own.count("<table>") == own.count("<details><summary>")
         assert re.search(r"budget 8: .* has the highest accuracy, .* but no lead is shown: ", text)
         links = [link for link in tags.links if not link.startswith(("data:", "#"))]
         # Links lead to the files of the study.
         assert {"results.json", "figures/accuracy.pdf", "tables/accuracy.tex"} <= set(links)
         assert all((small[0] / link).exists() for link in links)
-        own = text.replace(plots.library(), "")
         assert "url(" not in own and "@import" not in own
         assert own.count('<script type="application/json">') > 6
         assert "Ledger &amp; more" in text and "color-scheme: light dark" in text
