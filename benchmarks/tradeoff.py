@@ -117,7 +117,8 @@ def picture(path: Path, results: dict) -> None:
     labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
     # AnytimeReasoner comes first and is grey, because the other arms are compared with it.
     order = sorted(results, key=lambda arm: arm != "anytime")
-    looks = dict(zip(order, zip(charts.COLOURS, charts.MARKERS)))
+    colours = [light for light, _ in charts.COLOURS.values()]
+    looks = dict(zip(order, zip(colours, charts.MARKERS)))
     for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):
         for arm, (colour, marker) in looks.items():
             seeds = list(results[arm].values())

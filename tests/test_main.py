@@ -44,7 +44,7 @@ def test_an_interrupt_while_a_command_is_imported_waits_and_is_one_line(monkeypa
 
 
 # Each costs a tenth of a second or more, and no help needs one.
-HEAVY = ("jax", "numpy", "transformers", "matplotlib", "orbax")
+HEAVY = ("jax", "numpy", "transformers", "vl_convert", "orbax")
 
 
 def test_help_imports_nothing_heavy():

@@ -55,7 +55,6 @@ ELSEWHERE = {
     ("questions/test_main.py", DRAWN): "bacr_jax.prompts.show_prompts",
     ("questions/test_prepare.py", RECORD): "bacr_jax.questions.published_sets",
     ("report/test_evaluation.py", DRAWN): "bacr_jax.report.evaluation_charts",
-    ("report/test_figures.py", DRAWN): "bacr_jax.report.png",
     ("report/test_page.py", DRAWN): "bacr_jax.report.html_page",
     ("rollout/test_fleet.py", PART): "bacr_jax.rollout.served",
     ("rollout/test_rollouts.py", RECORD): "bacr_jax.rollout.rows",

@@ -35,7 +35,7 @@ POINTS = 0.72
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page. The methods have the colours of the reports' style sheet."""
+    """Colours of a page. The methods have their colours in reports and studies."""
 
     name: str
     paper: str
@@ -57,9 +57,9 @@ LIGHT = Theme(
     line="#d9dce4",
     token="#8fa3c4",
     cut="#c62828",
-    grpo="#0072b2",
-    published="#d55e00",
-    robust="#008a64",
+    grpo="#d55e00",
+    published="#882255",
+    robust="#0072b2",
 )
 DARK = Theme(
     name="dark",
@@ -69,9 +69,9 @@ DARK = Theme(
     line="#363b45",
     token="#6b7f9f",
     cut="#ff7b72",
-    grpo="#4fa8e0",
-    published="#ff8f4d",
-    robust="#35cc9a",
+    grpo="#ff8f4d",
+    published="#e08ab0",
+    robust="#4fa8e0",
 )
 
 
@@ -83,21 +83,19 @@ class Curve:
       arm: name of the arm in the study `main`.
       label: text next to the curve, at the position `label_at` (budget, accuracy in percent).
       colour: attribute of the theme.
-      shift: factor on the budget, which keeps intervals of different methods apart.
     """
 
     arm: str
     label: str
     colour: str
     marker: str
-    shift: float
     label_at: tuple[float, float]
 
 
 CURVES = (
-    Curve("grpo", "GRPO", "grpo", "o", 0.97, (11.6, 35.5)),
-    Curve("bacr-paper", "BACR as published", "published", "^", 1.0, (7.7, 94)),
-    Curve("bacr-robust", "bacr-robust", "robust", "D", 1.03, (8.0, 66)),
+    Curve("grpo", "GRPO", "grpo", "o", (11.6, 35.5)),
+    Curve("bacr-paper", "BACR as published", "published", "^", (7.7, 94)),
+    Curve("bacr-robust", "bacr-robust", "robust", "*", (8.0, 66)),
 )
 
 
@@ -220,12 +218,13 @@ def draw_accuracy(axes: Axes, theme: Theme) -> None:
         high = [_end(estimate.high) - estimate.mean for estimate in estimates.values()]
         strong = curve.arm == "bacr-robust"
         axes.errorbar(
-            [budget * curve.shift for budget in estimates],
+            list(estimates),
             means,
             yerr=[low, high],
             color=colour,
             marker=curve.marker,
-            markersize=8 if strong else 6.5,
+            # A star looks smaller, because only its tips reach as far.
+            markersize=15 if strong else 6.5,
             linewidth=3.2 if strong else 2,
             elinewidth=1.2,
             capsize=3,

@@ -1,46 +1,86 @@
 """Shared parts of a study's figures: styles of arms, intervals, axes and panels."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from bacr_jax.report.charts import COLOURS, Axis, Chart, Series, marker
+from bacr_jax.report import pictures
+from bacr_jax.report.charts import Axis, Chart, Series
+from bacr_jax.report.looks import looks_of as method_looks
+from bacr_jax.report.vega import Theme
 from bacr_study.items import budget_phrase, variant_name
 from bacr_study.spec import Study, Task, Variant
 
-# Line styles of arms. The line style changes once all colours have been used.
-_ARM_LINES = ("-", "--", ":")
-# Maximum number of curves per panel. If there are more, each line style gets a separate panel.
+# Maximum number of curves per panel. If there are more, no panel has two of one colour.
 _CURVES_IN_A_PANEL = 12
+
+# Files of a figure: name and theme.
+_FILES: Sequence[tuple[str, Theme]] = (
+    ("{}.png", "light"),
+    ("{}.pdf", "light"),
+    ("{}.svg", "light"),
+    ("{}-dark.png", "dark"),
+)
 
 # An estimate from results.json, with the fields `mean`, `low` and `high`.
 EstimateRecord = Mapping[str, Any]
 
 
-def looks_of(study: Study) -> dict[str, Series]:
-    """Assigns a style to every arm and variant, so that it looks the same in all figures.
+@dataclass(frozen=True)
+class StudyFigure:
+    """A figure of a study.
 
-    Up to 27 arms get distinct styles. The first reference arm is grey. Arms of the same colour
-    differ in line style and in the fill of their markers.
+    Attributes:
+      name: name of the figure's files, without extension.
+      title: title of the figure.
+      caption: caption of the figure.
+      rows: the charts, row by row.
+      legend: number of columns in the legend.
+    """
+
+    name: str
+    title: str
+    caption: str
+    rows: Sequence[Sequence[Chart]]
+    legend: int = 3
+
+
+def saved(figure: StudyFigure, folder: Path) -> list[Path]:
+    """Saves a figure as PNG, SVG and PDF for light pages and as PNG for dark pages.
+
+    Returns:
+      The paths of the files, of which the last is for dark pages.
+    """
+    files = []
+    for name, theme in _FILES:
+        spec = pictures.picture(
+            figure.title,
+            figure.rows,
+            theme,
+            legend=figure.legend,
+            caption=figure.caption,
+        )
+        path = folder / name.format(figure.name)
+        pictures.save(spec, path)
+        files.append(path)
+    return files
+
+
+def looks_of(study: Study) -> dict[str, Series]:
+    """Assigns a look to every arm and variant, so that it is the same in all figures.
+
+    An arm with the name of a method has the colour of this method. Variants of an arm share its
+    look, because no figure contains several of them.
 
     Returns:
       Series without points, by variant key.
     """
+    arms = list(study.arms)
     looks = {}
-    first_reference = study.references[:1]
-    arms = sorted(study.arms, key=lambda arm: arm.id not in first_reference)
-    for index, arm in enumerate(arms):
-        line = _ARM_LINES[index // len(COLOURS) % len(_ARM_LINES)]
+    for arm, look in zip(arms, method_looks([arm.id for arm in arms])):
         for variant in (Variant(arm.id), *study.variants_of(arm)):
-            looks[variant.key] = Series(
-                variant_name(study, variant),
-                [],
-                [],
-                f"s{index % len(COLOURS)}",
-                line=line,
-                marker=marker(index),
-                hollow=line != "-",
-            )
+            looks[variant.key] = replace(look, label=variant_name(study, variant))
     return looks
 
 
@@ -114,22 +154,25 @@ def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
 def distinguishable_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
     """Distributes the variants over panels so that the curves in each panel are distinguishable.
 
-    Up to 12 variants share one panel. Otherwise the variants are grouped by line style, and the
-    first reference arm appears in every group.
+    Up to 12 variants share one panel. Of more variants, no panel has two of one colour, and the
+    first reference arm appears in every panel.
     """
     variants = study.variants()
     if len(variants) <= _CURVES_IN_A_PANEL:
         return [variants]
     first_reference = study.references[:1]
-    lines = dict.fromkeys(looks[variant.key].line for variant in variants)
-    groups = []
-    for line in lines:
-        group = [
-            variant
-            for variant in variants
-            if looks[variant.key].line == line or variant.arm in first_reference
-        ]
-        groups.append(group)
+    references = [variant for variant in variants if variant.arm in first_reference]
+    groups: list[list[Variant]] = []
+    num_of_colour: dict[str | float, int] = {}
+    for variant in variants:
+        if variant in references:
+            continue
+        colour = looks[variant.key].colour
+        index = num_of_colour.get(colour, 0)
+        num_of_colour[colour] = index + 1
+        if index == len(groups):
+            groups.append(list(references))
+        groups[index].append(variant)
     return groups
 
 

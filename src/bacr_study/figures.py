@@ -3,15 +3,15 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
 from bacr_study.figure_parts import (
     EstimateRecord,
+    StudyFigure,
     accuracies,
     alike,
     band,
@@ -21,6 +21,7 @@ from bacr_study.figure_parts import (
     ends_of,
     looks_of,
     panel_title,
+    saved,
 )
 from bacr_study.items import Results, estimate_of, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
@@ -51,7 +52,7 @@ _SCHEDULE = (
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
-_APART = "Methods stand side by side, up to a tenth left or right of their budget."
+_STAR = "The star is the recommended method."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
 # Title of the table and the figures that show the study's named contrasts.
@@ -59,32 +60,13 @@ CONTRASTS = "Pairs that the study asks about"
 _SIGNIFICANT_COLOUR = "s1"
 
 
-@dataclass(frozen=True)
-class StudyFigure:
-    """A figure of a study.
-
-    Attributes:
-      name: name of the figure's files, without extension.
-      title: title of the figure.
-      caption: caption of the figure.
-      rows: the charts, row by row.
-      legend: number of columns in the legend.
-    """
-
-    name: str
-    title: str
-    caption: str
-    rows: Sequence[Sequence[Chart]]
-    legend: int = 3
-
-
 def draw_figures(
     folder: Path, results: Results, study: Study
-) -> list[tuple[StudyFigure, Path, Path]]:
+) -> list[tuple[StudyFigure, list[Path]]]:
     """Draws the figures of the study's views into a folder.
 
     Returns:
-      Each figure with the paths of its PNG and PDF files, in the order of the study's views.
+      Each figure with the paths of its files, in the order of the study's views.
     """
     figures_of_view: Mapping[str, Callable[[Results, Study], Iterator[StudyFigure]]] = {
         "accuracy": accuracy_figures,
@@ -100,27 +82,11 @@ def draw_figures(
     }
     # Two views may share a function, which must only be called once.
     makers = dict.fromkeys(figures_of_view[view] for view in study.views)
-    pictures = []
+    drawn = []
     for make in makers:
         for figure in make(results, study):
-            drawing = png.figure(
-                figure.title,
-                figure.rows,
-                legend=figure.legend,
-                caption=figure.caption,
-            )
-            png_path, pdf_path = saved(drawing, folder, figure.name)
-            pictures.append((figure, png_path, pdf_path))
-    return pictures
-
-
-def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    """Saves a matplotlib figure as PNG and PDF, and returns the paths of both files."""
-    png_path = folder / f"{name}.png"
-    pdf_path = folder / f"{name}.pdf"
-    png.save(figure, png_path)
-    png.save(figure, pdf_path)
-    return png_path, pdf_path
+            drawn.append((figure, saved(figure, folder)))
+    return drawn
 
 
 # Accuracy -----------------------------------------------------------------------------------------
@@ -131,9 +97,6 @@ def _by_budget(
 ) -> Iterator[dict[float, EstimateRecord]]:
     """Yields the estimates of one number for each variant, by the x coordinate of their points.
 
-    Each point is shifted slightly to the left or right of its budget, so that the variants do not
-    overlap.
-
     Args:
       results: the contents of results.json.
       task: the task.
@@ -141,15 +104,12 @@ def _by_budget(
       variants: the variants that share a chart.
       key: one of `cells.NUMBERS`.
     """
-    count = len(variants)
-    for index, variant in enumerate(variants):
-        position = index - (count - 1) / 2
-        factor = float(2 ** (0.3 * position / max(count, 6)))
+    for variant in variants:
         points = {}
         for budget in task.budgets:
             estimate = estimate_of(results, task, name, variant, str(budget), key)
             if estimate is not None:
-                points[budget * factor] = estimate
+                points[float(budget)] = estimate
         yield points
 
 
@@ -172,7 +132,16 @@ def accuracy_figures(
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
-        charts = [_accuracy_chart(results, task, name, group, looks) for group in groups]
+        charts = [
+            _accuracy_chart(
+                results,
+                task,
+                name,
+                group,
+                looks,
+            )
+            for group in groups
+        ]
         columns.append(alike(charts))
     rows = []
     for row in zip(*columns):
@@ -181,7 +150,7 @@ def accuracy_figures(
     yield StudyFigure(
         name="hard" if hard else "accuracy",
         title="Accuracy on harder problems" if hard else "Accuracy by budget",
-        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_APART}",
+        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_STAR}",
         rows=rows,
     )
 
@@ -224,7 +193,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
         name="efficiency",
         title="Accuracy against tokens really used",
         caption=f"Left: a point per budget, 95 % intervals over {basis(study)}; the shaded steps "
-        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_APART}",
+        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_STAR}",
         rows=rows,
     )
 
@@ -254,7 +223,16 @@ def _efficiency_charts(
     if accuracy_series:
         points = [point for series in accuracy_series for point in zip(series.x, series.y)]
         x, y = stepped(*zip(*pareto_front(points)))
-        accuracy_series.insert(0, Series("Pareto front", x, y, "s2", kind="broad"))
+        accuracy_series.insert(
+            0,
+            Series(
+                "Pareto front",
+                x,
+                y,
+                "s2",
+                kind="broad",
+            ),
+        )
     # Otherwise a policy that uses almost no thinking tokens would compress all other curves.
     low_ends = [low for series in thinking_series for low, _ in series.ends or ()]
     least = max(floor, min(low_ends, default=floor))
@@ -353,7 +331,15 @@ def _level_chart(
         shift = 0.8 * position / max(len(differences), 4)
         x = [level + shift for level in by_level]
         y, ends = _points(by_level.values())
-        series.append(replace(looks[key], x=x, y=y, ends=ends, line=""))
+        series.append(
+            replace(
+                looks[key],
+                x=x,
+                y=y,
+                ends=ends,
+                line="",
+            )
+        )
     low = min(levels) - 0.5 if levels else 0.0
     high = max(levels) + 0.5 if levels else 1.0
     ticks = [(float(level), str(level)) for level in levels]
@@ -449,7 +435,18 @@ def _forest(
             if colour == (unclear if contains_zero else _SIGNIFICANT_COLOUR):
                 by_row[row_of_name[name]] = entry
         x, ends = _points(by_row.values())
-        series.append(Series("", x, list(by_row), colour, ends, across=True, line="", marker="o"))
+        series.append(
+            Series(
+                "",
+                x,
+                list(by_row),
+                colour,
+                ends,
+                across=True,
+                line="",
+                marker="o",
+            )
+        )
     ticks = [(row, name) for name, row in row_of_name.items()]
     return Chart(
         title,

@@ -11,7 +11,7 @@ from bacr_study.spec import MEAN, Study, Task, Variant
 # The contents of results.json.
 Results = Mapping[str, Any]
 # Significance level for Holm-adjusted p-values.
-_LEVEL = 0.05
+LEVEL = 0.05
 _MINUS = "−"
 
 
@@ -212,7 +212,7 @@ def significance_marks(
             )
             if place_of_entry != where or entry["reference"] != reference_key:
                 continue
-            if entry["p_holm"] < _LEVEL:
+            if entry["p_holm"] < LEVEL:
                 marks += mark
     return marks
 

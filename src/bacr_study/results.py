@@ -5,8 +5,8 @@ Numbers are rounded to six significant digits and keys are sorted, so that cells
 results produce an identical file.
 """
 
-import base64
 import collections
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.files import write_atomically
-from bacr_jax.report.html_page import STYLE, renderer, security
+from bacr_jax.report import plots
+from bacr_jax.report.html_page import SCRIPT, STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study import curves, effects
 from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
 from bacr_study.configured import Configured
 from bacr_study.failures import failure_rates
-from bacr_study.figures import StudyFigure, draw_figures
-from bacr_study.items import budget_phrase, difference_text, estimate_of, row_names
+from bacr_study.figure_parts import StudyFigure
+from bacr_study.figures import draw_figures
+from bacr_study.items import LEVEL, budget_phrase, difference_text, estimate_of, p_text, row_names
 from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Arm, Study, Sweep, Task, Variant
 from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
@@ -62,8 +64,8 @@ def write_results(folder: Path, study: Study, facts: Configured = _NO_FACTS) -> 
     for table in tables:
         files += write_table(folder / "tables", table)
     figures = draw_figures(folder / "figures", results, reported_study)
-    for _, png, pdf in figures:
-        files += [png, pdf]
+    for _, figure_files in figures:
+        files += figure_files
     page_path = folder / "study.html"
     write_atomically(page_path, page(results, study, tables, figures))
     files.append(page_path)
@@ -353,7 +355,6 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
 
 
 _STYLE = """
-figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
 th.group { text-align: center; } th.group:empty { border-bottom: 0; }
 tr.rule td { border-bottom: 2px solid var(--soft); } sup { line-height: 0; }
 details > h3 { display: none; } details { margin: .4rem 0; }
@@ -368,7 +369,7 @@ def page(
     results: Mapping[str, Any],
     study: Study,
     tables: Sequence[Table],
-    figures: Sequence[tuple[StudyFigure, Path, Path]],
+    figures: Sequence[tuple[StudyFigure, Sequence[Path]]],
 ) -> str:
     """Renders study.html as a single page that does not load any other file.
 
@@ -376,12 +377,20 @@ def page(
       results: the contents of results.json.
       study: the study.
       tables: the tables of the page.
-      figures: each figure with the paths of its PNG and PDF files.
+      figures: each figure with the paths of its files.
     """
     pictures = []
-    for figure, png, _ in figures:
-        encoded = base64.b64encode(png.read_bytes()).decode()
-        pictures.append((figure, encoded))
+    for figure, paths in figures:
+        charts = list(itertools.chain.from_iterable(figure.rows))
+        drawn = []
+        for chart in charts:
+            drawn.append(plots.figure(chart, has_legend=False))
+        links = []
+        for path in paths:
+            address = f"{path.parent.name}/{path.name}"
+            links.append((path.name, address))
+        legend = plots.legend(charts)
+        pictures.append((figure, legend, drawn, links))
     provenance = []
     for key, lines in sorted(results["provenance"].items()):
         provenance.append(f"{key}: {'; '.join(lines)}")
@@ -394,7 +403,7 @@ def page(
         tables=tables,
         pictures=pictures,
         provenance=provenance,
-        **security(f"{STYLE}\n{_STYLE}"),
+        **security(f"{STYLE}\n{_STYLE}", f"{plots.library()}\n{SCRIPT}"),
     )
 
 
@@ -402,7 +411,8 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
     """Yields sentences that report which arm has the highest accuracy on each task.
 
     There is one sentence each for the smallest budget, the largest budget and the mean over
-    budgets.
+    budgets. An arm leads only if its difference from the reference is not 0 after Holm's
+    correction.
     """
     comparisons: dict[tuple[str, ...], Any] = {}
     for entry in results["comparisons"]:
@@ -414,16 +424,40 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
             accuracies = _accuracies(results, task, study.variants(), budget)
             if not accuracies:
                 continue
-            best = max(accuracies, key=lambda variant: accuracies[variant])
-            percent = 100 * accuracies[best]
-            line = (
-                f"{task.label}, {budget_phrase(budget)}: {names[best]} leads with {percent:.1f} %"
-            )
-            entry = comparisons.get((task.id, task.main, budget, best))
-            if entry:
-                reference = names[entry["reference"]]
-                line += f", {difference_text(entry)} points from {reference}"
-            yield line
+            ranking = sorted(accuracies, key=lambda variant: -accuracies[variant])
+            best = ranking[0]
+            cell = (task.id, task.main, budget)
+            entry = comparisons.get((*cell, best))
+            if entry is None and len(ranking) > 1:
+                # The reference has no difference from itself, but the second-best arm has one.
+                second = comparisons.get((*cell, ranking[1]))
+                if second and second["reference"] == best:
+                    entry = second
+            start = f"{task.label}, {budget_phrase(budget)}: {names[best]}"
+            percent = f"{100 * accuracies[best]:.1f} %"
+            if entry is None:
+                yield f"{start} has the highest accuracy, {percent}; no difference was tested"
+            else:
+                yield f"{start} {_claim(entry, percent, names)}"
+
+
+def _claim(entry: Mapping[str, Any], percent: str, names: Mapping[str, str]) -> str:
+    """Returns what a comparison with the reference shows about the most accurate arm.
+
+    Args:
+      entry: comparison of an arm with the reference.
+      percent: accuracy of the most accurate arm.
+      names: names of the arms, by variant key.
+    """
+    reference = names[entry["reference"]]
+    points = f"{names[entry['variant']]} is {difference_text(entry)} points from {reference}"
+    corrected = f"Holm p {p_text(entry['p_holm'])} of {entry['tests']} tests"
+    if entry["p_holm"] < LEVEL:
+        return f"leads with {percent}: {points}, {corrected}"
+    return (
+        f"has the highest accuracy, {percent}, but no lead is shown: {points}, and 0 is within the "
+        f"corrected interval ({corrected})"
+    )
 
 
 def _accuracies(

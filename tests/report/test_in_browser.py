@@ -5,9 +5,17 @@ import pytest
 from bacr_jax.report.page import write_comparison, write_report
 from browser_world import SIZES, browser  # noqa: F401
 from report_world import HOSTILE, make_whole_run
+from serve_world import until
 
 pytestmark = pytest.mark.browser
 TABS = ["Overview", "Accuracy", "Training", "Traces", "Config"]
+
+
+# Sizes of the visible texts of charts, in pixels.
+_SIZES = (
+    "return [...document.querySelectorAll('svg text')].filter(e => e.checkVisibility())"
+    ".map(e => parseFloat(getComputedStyle(e).fontSize))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +40,48 @@ def test_every_tab_is_readable_and_loads_nothing(browser, pages, which, size, da
         for trace in browser.find("section:not([hidden]) details.trace")[:2]:
             trace.find_element("css selector", "summary").click()
         assert browser.overflow() <= 0
+        if browser.find("section:not([hidden]) .plot"):
+            # Axes are read on a telephone too.
+            until(lambda: browser.run(_SIZES))
+            assert min(browser.run(_SIZES)) >= 10
         ratio, element = browser.lowest_contrast()
         assert ratio >= 4.5, element
-    # Axes are read on a telephone too.
-    heights = browser.run(
-        "return [...document.querySelectorAll('svg text')].filter(e => e.checkVisibility())"
-        ".map(e => 12 * e.ownerSVGElement.getBoundingClientRect().width / 420)"
-    )
-    assert all(height >= 10 for height in heights)
     assert browser.complaints() == [] and browser.requests() == []
+
+
+def drawn(browser):  # noqa: F811
+    """The first chart of the page, once it is drawn."""
+    until(lambda: browser.find(".plot svg"))
+    return browser.find(".plot svg")[0]
+
+
+def test_a_chart_answers_the_pointer_and_zooms(browser, pages):  # noqa: F811
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.open(pages[0])
+    chart = drawn(browser)
+    ActionChains(browser.driver).move_to_element(chart).perform()
+    until(lambda: browser.find(".vg-tooltip.visible"))
+    text = browser.find(".vg-tooltip")[0].text
+    assert "thinking budget (tokens)" in text and "accuracy (%)" in text
+    assert "BACR" in text or "before" in text
+    names = lambda: [text.text for text in chart.find_elements("css selector", "text")]
+    before = names()
+    box = chart.rect
+    wheel = {"type": "mouseWheel", "x": box["x"] + box["width"] / 2, "deltaX": 0, "deltaY": -400}
+    wheel["y"] = box["y"] + box["height"] / 3 - browser.run("return scrollY")
+    # Without the key, the page scrolls.
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", wheel)
+    assert names() == before
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {**wheel, "modifiers": 2})
+    until(lambda: names() != before)
+
+
+def test_every_chart_is_drawn_before_it_is_printed(browser, pages):  # noqa: F811
+    browser.open(pages[0])
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    count = len(browser.find(".plot"))
+    until(lambda: len(browser.find(".plot svg")) == count > 10)
 
 
 def test_the_page_begins_where_its_address_says(browser, pages):  # noqa: F811

@@ -5,12 +5,14 @@ import hashlib
 import json
 import re
 
+import numpy as np
 import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.report import page as pages
+from bacr_jax.report import plots
 from bacr_jax.report.page import try_report, write_comparison, write_report
 from bacr_jax.report.run_data import read_run
 from report_world import HOSTILE, evaluation, lines, make_whole_run
@@ -29,8 +31,11 @@ def whole(tmp_path):
 def test_nothing_is_loaded_from_elsewhere_and_nothing_hostile_gets_through(run, whole):
     for folder in (run, whole):
         found = page(folder)
-        assert found.count("<script") == 1 and "&lt;script&gt;" in found
-        assert not re.findall(r"https?:|@import|url\(| src=| on\w+=| style=", found)
+        own = found.replace(plots.library(), "")
+        data = own.count('<script type="application/json">')
+        assert own.count("<script") == own.count("</script>") == 1 + data
+        assert data and "&lt;script&gt;" in own
+        assert not re.findall(r"https?:|@import|url\(| src=| on\w+=| style=", own)
         assert re.findall(r"<link[^>]*>", found) == ['<link rel="icon" href="data:,">']
 
 
@@ -38,6 +43,7 @@ def test_only_this_style_and_this_script_may_run(whole):
     found = page(whole)
     (rules,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', found)
     assert "default-src 'none'" in rules and "unsafe" not in rules
+    # Descriptions of charts are data, which no browser runs.
     for tag in ("script", "style"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", found, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -47,7 +53,20 @@ def test_only_this_style_and_this_script_may_run(whole):
 def test_pictures_stay_beside_it(run):
     assert write_report(run).read_text() == page(run)
     names = {path.stem for path in run.glob("*.png")}
-    assert names == {"training", "budgets", "accuracy_ledger", "evaluation_ledger"}
+    light = {"training", "budgets", "accuracy_ledger", "evaluation_ledger"}
+    assert names == light | {f"{name}-dark" for name in light}
+
+
+def test_the_page_of_a_long_run_is_below_two_megabytes(whole):
+    rng = np.random.default_rng(0)
+    names = [f"reward/cut_{i}" for i in range(1, 12)] + ["reward/mean", "policy/entropy"]
+    names += [f"budget/{name}_{i}" for name in ("p10", "median", "p90") for i in range(5)]
+    names += [f"curriculum/pass_rate_{i}" for i in range(5)]
+    names += ["budget/mean", "rollout/thinking_mean", "mismatch/k3", "time/tokens_per_s"]
+    rows = rng.random((2000, len(names)))
+    records = [{"step": i, **dict(zip(names, row.tolist()))} for i, row in enumerate(rows, 1)]
+    lines(whole / "metrics.jsonl", records)
+    assert len(page(whole).encode()) < 2e6
 
 
 def test_a_run_under_way_has_a_report_too(run):
@@ -118,7 +137,9 @@ def test_the_first_screen_says_what_came_out(run):
     said = "Accuracy rose at 8, 16 and fell at no budget (intervals apart, greedy); thinking tokens"
     assert f"{said} at 16 went from 9.0 to 9.0." in first
     assert "20.0 [10.0, 30.0],\n9.0 tok" in first and "45.0 [35.0, 55.0],\n9.0 tok" in first
-    assert first.index("<table>") < first.index("Accuracy by budget, greedy</figcaption>")
+    # The chart comes first, across the page.
+    assert first.index("Accuracy by budget, greedy</figcaption>") < first.index("<table>")
+    assert '<figure class="chart across"><figcaption>Accuracy by budget, greedy' in first
     assert "Worse than before training" not in first
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2)])
     assert "nothing to compare with yet" in page(run)
@@ -195,7 +216,7 @@ class TestComparison:
         assert re.findall(r"</span>(.*?)</li>", legend) == [
             "before", "mine", "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;",
         ]  # fmt: skip
-        assert ">mine: " in found and found.count("<script") == 1
+        assert "<script>alert" not in found
         # 60 % and 80 % after training at 128 tokens
         assert "60.0 [50.0, 70.0]" in found and "80.0 [70.0, 90.0]" in found
 

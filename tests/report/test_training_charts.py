@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from bacr_jax.report import svg
+from bacr_jax.config import Config
+from bacr_jax.report.charts import Series
 from bacr_jax.report.run_data import read_run
 from bacr_jax.report.training_charts import (
     calibrated,
@@ -13,7 +14,10 @@ from bacr_jax.report.training_charts import (
     training_charts,
     value_points,
 )
+from config_world import changed
 from report_world import TRACE, make_whole_run
+
+LOOKS = {"a": Series("", [], [], "s1")}
 
 
 def test_points_are_the_cuts_whose_value_was_predicted():
@@ -37,12 +41,12 @@ def test_bins_hold_equally_many_points():
 
 
 def test_traces_without_values_are_no_calibration():
-    assert calibration({"a": [TRACE | {"values": None}] * 50}).drawn == []
+    assert calibration({"a": [TRACE | {"values": None}] * 50}, LOOKS).drawn == []
 
 
 def test_a_policy_without_values_shows_no_calibration(tmp_path):
     run = read_run(make_whole_run(tmp_path / "a"))
-    titles = lambda traces: [chart.title for chart in machinery_charts([run], {"a": traces})]
+    titles = lambda traces: [chart.title for chart in machinery_charts([run], {"a": traces}, LOOKS)]
     valued = {"values": [0.25, 0.5], "rewards": [0.0, 1.0]}
     assert "Value calibration" in titles([valued] * 50)
     assert titles([TRACE | {"values": None}] * 50) == [
@@ -54,25 +58,45 @@ def test_a_policy_without_values_shows_no_calibration(tmp_path):
 
 def test_each_of_several_rewards_is_a_line_beside_their_mean():
     step = {"reward/mean": 0.5, "rewards/correct": 0.25, "rewards/brief": 1.0}
-    (reward, *_) = training_charts([{"step": n, **step} for n in (1, 2, 3)])
+    (reward, *_) = training_charts([{"step": n, **step} for n in (1, 2, 3)], Config())
     last = {one.label: one.y[-1] for one in reward.drawn if one.label}
     assert last == {"mean": 0.5, "correct": 0.25, "brief": 1.0}
-    (alone, *_) = training_charts([{"step": n, "reward/mean": 0.5} for n in (1, 2, 3)])
+    (alone, *_) = training_charts([{"step": n, "reward/mean": 0.5} for n in (1, 2, 3)], Config())
     assert {one.label for one in alone.drawn} == {""}
 
 
 def by_phase(run):
-    charts = {chart.title: chart for chart in machinery_charts([run], {"a": []})}
+    charts = {chart.title: chart for chart in machinery_charts([run], {"a": []}, LOOKS)}
     return charts["Time of a step by phase"]
 
 
 def test_time_is_the_median_so_that_compiling_does_not_count(tmp_path):
     run = read_run(make_whole_run(tmp_path / "a"))
-    bars = svg.figure(by_phase(run))
-    # plan .1, rollout 2 (30 in the first step), verify .5, learn 3, adapt .2
-    assert "a: 5.8 s" in bars and "rollout: 2 s (34%)" in bars
+    # 30 seconds of rollout in the first step
+    seconds = {"plan": 0.1, "rollout": 2.0, "verify": 0.5, "learn": 3.0, "adapt": 0.2}
+    assert [(name, dict(parts)) for name, parts in by_phase(run).rows] == [("a", seconds)]
     # What a batch ahead took meanwhile has a bar of its own.
     beside = [record | {"time/overlap": 1.5} for record in run.metrics]
     ahead = dataclasses.replace(run, metrics=beside)
-    bars = svg.figure(by_phase(ahead))
-    assert "a: 5.8 s" in bars and "a, meanwhile: 1.5 s" in bars
+    assert by_phase(ahead).rows[1] == ("a, meanwhile", [("rollout", 1.5)])
+
+
+def titles(records, **sections):
+    return [chart.title for chart in training_charts(records, changed(**sections))]
+
+
+def test_share_correct_is_first_and_a_reward_that_equals_it_is_left_out():
+    step = {"reward/cut_1": 0.5, "policy/entropy": 0.25}
+    same = [{"step": n, "reward/mean": 0.5, **step} for n in (1, 2)]
+    assert titles(same) == ["Share correct by cut", "Entropy"]
+    other = [{"step": n, "reward/mean": 0.75, **step} for n in (1, 2)]
+    assert titles(other) == ["Share correct by cut", "Reward", "Entropy"]
+
+
+def test_the_schedule_is_left_out_if_budgets_do_not_follow_it():
+    records = [{"step": n, "curriculum/mu_0": 8.0, "curriculum/pass_rate_0": 0.5} for n in (1, 2)]
+    assert titles(records, budget={"prior": "choices"}) == ["Pass rate"]
+    assert titles(records, budget={"prior": "curriculum"}) == [
+        "Scheduled location of budgets",
+        "Pass rate",
+    ]

@@ -26,6 +26,5 @@ def test_it_is_readable_and_loads_nothing(browser, page, size, dark):  # noqa: F
     assert browser.overflow() <= 0
     ratio, element = browser.lowest_contrast()
     assert ratio >= 4.5, element
-    pictures = browser.run("return [...document.images].map(i => i.complete && i.naturalWidth)")
-    assert pictures and all(pictures)
+    assert browser.find(".plot")
     assert browser.complaints() == [] and browser.requests() == []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bacr_jax.report import plots
 from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
@@ -142,7 +143,7 @@ class TestResults:
         for name in ("one", "other"):
             write_cells(tmp_path / name, study, problems=6, steps=1)
             files.append(write_results(tmp_path / name, study))
-        assert len(files[0]) == len(files[1]) == 13
+        assert len(files[0]) == len(files[1]) == 15
         assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files))
 
     def test_the_text_is_the_object(self, results):
@@ -382,18 +383,23 @@ class TestWriting:
         write_results(tmp_path, study)
         assert " over 2 seeds." in (tmp_path / "tables" / "accuracy.md").read_text()
 
-    def test_every_figure_is_a_png_and_a_pdf(self, small):
+    def test_every_figure_is_a_picture_for_light_and_dark_pages_and_a_pdf(self, small):
         folder, files = small
-        names = {path.stem for path in files if path.parent.name == "figures"}
+        names = {path.name for path in files if path.parent.name == "figures"}
+        endings = (".png", "-dark.png", ".pdf", ".svg")
         assert names == {
-            "accuracy",
-            "hard",
-            "efficiency",
-            "difficulty",
-            "convergence_ledger",
-            "curriculum_ledger_bacr_paper",
+            f"{name}{ending}"
+            for ending in endings
+            for name in (
+                "accuracy",
+                "hard",
+                "efficiency",
+                "difficulty",
+                "convergence_ledger",
+                "curriculum_ledger_bacr_paper",
+            )
         }
-        heads = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+        heads = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<svg"}
         for path in files:
             if path.parent.name == "figures":
                 assert path.read_bytes().startswith(heads[path.suffix])
@@ -405,11 +411,15 @@ class TestWriting:
         assert tags.open == []
         # The verdict and the figures first, tables folded below them.
         order = [text.index(f'id="{name}"') for name in ("verdict", "figures", "tables")]
-        assert order == sorted(order) and text.count("<table>") == text.count("<details><summary>")
-        assert re.search(r"budget 8: .* leads with [\d.]+ %, .* points from ", text)
-        assert all(link.startswith(("data:", "#")) for link in tags.links)
-        assert "url(" not in text and "@import" not in text
-        assert tags.seen["img"] == 6
+        own = text.replace(plots.library(), "")
+        assert order == sorted(order) and own.count("<table>") == own.count("<details><summary>")
+        assert re.search(r"budget 8: .* has the highest accuracy, .* but no lead is shown: ", text)
+        links = [link for link in tags.links if not link.startswith(("data:", "#"))]
+        # Links lead to the files of the study.
+        assert {"results.json", "figures/accuracy.pdf", "tables/accuracy.tex"} <= set(links)
+        assert all((small[0] / link).exists() for link in links)
+        assert "url(" not in own and "@import" not in own
+        assert own.count('<script type="application/json">') > 6
         assert "Ledger &amp; more" in text and "color-scheme: light dark" in text
 
 
@@ -438,9 +448,8 @@ class TestFigures:
     def test_no_two_arms_look_alike(self):
         study = main_study()
         looks = figures.looks_of(study)
-        assert len({look.colour for look in looks.values()}) == len(study.arms)
-        assert len({look.marker for look in looks.values()}) == len(study.arms)
-        assert looks["anytime"].colour == "s0"
+        assert len({(look.colour, look.marker) for look in looks.values()}) == len(study.arms)
+        assert [name for name, look in looks.items() if look.marker == "*"] == ["bacr_robust"]
 
     def test_of_many_arms_no_panel_has_two_of_a_colour_and_each_has_the_reference(self):
         few = main_study()

@@ -1,20 +1,44 @@
-"""Describes charts as data, which `svg` draws for pages and `png` draws for files."""
+"""Describes charts as data, which `vega` translates for pages and for files."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is
-# invisible on white; the last colour is from Tol's muted scheme (2021). Grey, the first, marks the
-# policy that the others are compared with. page.css has `s0` to `s8` for light and dark pages.
-COLOURS = (
-    *("#7f7f7f", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
-    *("#000000", "#882255"),
-)
+# Colours of text, lines and paper, in light and in dark.
+INK: Mapping[str, tuple[str, str]] = {
+    "ink": ("#1c1e21", "#e4e6ea"),
+    "soft": ("#5b6070", "#a2a8b4"),
+    "line": ("#d9dce4", "#363b45"),
+    "paper": ("#ffffff", "#15171b"),
+}
+# Colours of curves in light and in dark: Okabe and Ito's, which colour-blind readers can
+# distinguish, without yellow, which is invisible on white, and changed where the contrast was below
+# 3; the last is from Tol's muted scheme (2021). `s0`, grey, is the policy that others are compared
+# with.
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "s0": ("#6f7683", "#a2a8b4"),
+    "s1": ("#0072b2", "#4fa8e0"),
+    "s2": ("#d55e00", "#ff8f4d"),
+    "s3": ("#008a64", "#35cc9a"),
+    "s4": ("#b4538c", "#e79bc4"),
+    "s5": ("#a97a00", "#f0b93a"),
+    "s6": ("#2f9bd6", "#9bd7fb"),
+    "s7": ("#000000", "#ffffff"),
+    "s8": ("#882255", "#e08ab0"),
+}
+# Shades of ordered curves (easy to hard, early to late), from the viridis colour map.
+SHADES: Mapping[str, tuple[str, str]] = {
+    "o0": ("#440154", "#d3a4e8"),
+    "o1": ("#414487", "#a3a7f0"),
+    "o2": ("#2a788e", "#63bfd8"),
+    "o3": ("#1f8f76", "#3fd0ab"),
+    "o4": ("#4f9c2f", "#8be06a"),
+    "o5": ("#a39100", "#f2e35c"),
+}
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
 # Text instead of a chart whose curves have no values.
 MISSING = "not recorded"
@@ -22,8 +46,8 @@ MISSING = "not recorded"
 SMOOTH_FROM = 30
 # Number of colours that pages use in rotation.
 _IN_TURN = 7
-# Maximum number of points of a curve, about the resolution of a screen.
-_MOST_POINTS = 400
+# Maximum number of points of a curve. A chart is about 300 pixels wide, and a page has many curves.
+_MOST_POINTS = 200
 # Maximum number of ticks on a logarithmic axis.
 _MOST_TICKS = 8
 # Maximum number of steps between ticks on a linear axis of a page, including partial steps at the

@@ -292,7 +292,7 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
     )
 
 
-def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
+def difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
     """Builds the table of differences to the policy named `other`."""
     rows = []
     for mode, budget, entry in _results(comparison["by_budget"]):
@@ -334,7 +334,7 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
         all_tables += _set_tables(title, result)
         for other, sets in results["comparisons"].items():
             if name in sets:
-                all_tables.append(_difference(title, other, sets[name]))
+                all_tables.append(difference(title, other, sets[name]))
     return all_tables
 
 

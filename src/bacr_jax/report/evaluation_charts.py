@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.report.charts import Axis, Chart, Series, colour, marker, shade
+from bacr_jax.report.charts import Axis, Chart, Series, marker, shade
 from bacr_jax.report.table import budget_name, by_size
 
 _PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
@@ -20,8 +21,8 @@ _MOST_TICKS = 8
 # seem to continue beyond the axis.
 _BELOW = 0.93
 _ABOVE = 1.07
-# Distance between the points of two policies at the same budget, as a share of a doubling.
-_OFFSET = 0.025
+# A curve with the look of each policy, by the policy's name.
+Looks = Mapping[str, Series]
 # x, y, and both ends of the interval of y.
 _Point = tuple[float, float, tuple[float, float]]
 
@@ -76,12 +77,12 @@ def _modes(summaries: Iterable[Summary]) -> list[str]:
     return list(dict.fromkeys(mode for summary in summaries for mode in summary))
 
 
-def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
+def accuracy_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Chart]:
     """Builds charts of accuracy by budget for each decoding mode, then by tokens used.
 
     Args:
       policies: summaries by name; the first policy is the reference.
-      start: index of the first policy's colour: 0 (grey) if the others are compared with it.
+      looks: a curve with the look of each policy, by name.
     """
     axis = _accuracy_axis(policies.values())
     modes = _modes(policies.values())
@@ -93,20 +94,20 @@ def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
             "accuracy",
             "ci95",
             axis,
-            start,
+            looks,
         )
         for mode in modes
     ]
-    by_tokens = [_by_tokens(policies, mode, axis, start) for mode in modes]
+    by_tokens = [_by_tokens(policies, mode, axis, looks) for mode in modes]
     return by_budget + by_tokens
 
 
-def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
+def completion_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Chart]:
     """Builds charts of completion, accuracy given completion, and tokens, for each decoding mode.
 
     Args:
       policies: summaries by name.
-      start: index of the first policy's colour.
+      looks: a curve with the look of each policy, by name.
     """
     charts = []
     for mode in _modes(policies.values()):
@@ -117,7 +118,7 @@ def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart
             "completion_rate",
             "completion_ci95",
             _TRACES_PERCENT,
-            start,
+            looks,
             note="share of traces whose thinking ended by itself",
         )
         accuracy_if_complete = _by_budget(
@@ -127,30 +128,23 @@ def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart
             "accuracy_if_complete",
             "if_complete_ci95",
             _PERCENT,
-            start,
+            looks,
             note="among traces whose thinking ended by itself",
         )
-        tokens = _requested_and_used(policies, mode, start)
+        tokens = _requested_and_used(policies, mode, looks)
         charts += [completion, accuracy_if_complete, tokens]
     return charts
 
 
-def _policy_curve(label: str, index: int, points: Sequence[_Point]) -> Series:
-    """Returns the curve of a policy by its index; the reference, index 0, is dashed."""
-    return Series(
-        label,
-        [x for x, _, _ in points],
-        [y for _, y, _ in points],
-        colour(index),
-        [ends for _, _, ends in points],
-        line="--" if index == 0 else "-",
-        marker=marker(index),
+def _policy_curve(label: str, look: Series, points: Sequence[_Point]) -> Series:
+    """Returns the curve of a policy."""
+    return replace(
+        look,
+        label=label,
+        x=[x for x, _, _ in points],
+        y=[y for _, y, _ in points],
+        ends=[ends for _, _, ends in points],
     )
-
-
-def _offset_factor(index: int, count: int) -> float:
-    """Returns the factor of a policy's budgets that keeps points of policies from overlapping."""
-    return float(2 ** (_OFFSET * (index - count / 2)))
 
 
 def _by_budget(
@@ -160,7 +154,7 @@ def _by_budget(
     name: str,
     interval: str,
     axis: Axis,
-    start: int,
+    looks: Looks,
     *,
     note: str = "",
 ) -> Chart:
@@ -170,30 +164,26 @@ def _by_budget(
       name: field of the rate.
       interval: field of the interval of the rate.
       axis: vertical axis.
-      start: index of the first policy's colour.
+      looks: a curve with the look of each policy, by name.
     """
     budgets = set[str]()
     for summary in policies.values():
         budgets.update(summary.get(mode, ()))
     positions = _budget_positions(budgets)
     series = []
-    for index, (label, summary) in enumerate(policies.items(), start):
+    for label, summary in policies.items():
         entries = summary.get(mode, {})
-        factor = _offset_factor(index, len(policies))
         points = []
         for budget in by_size(entries):
-            x = positions[budget] * factor
+            x = positions[budget]
             y = _percent(entries[budget][name])
             ends = _percent_ends(entries[budget], interval)
             points.append((x, y, ends))
-        series.append(_policy_curve(label, index, points))
-    x_label = "thinking budget (tokens)"
-    if len(policies) > 1:
-        x_label += "; policies side by side"
+        series.append(_policy_curve(label, looks[label], points))
     names = by_size(positions)
     every = math.ceil(len(names) / _MOST_TICKS)
     x_axis = Axis(
-        x_label,
+        "thinking budget (tokens)",
         log2=True,
         low=min(positions.values()) * _BELOW,
         high=max(positions.values()) * _ABOVE,
@@ -202,10 +192,10 @@ def _by_budget(
     return Chart(title, series, x_axis, axis, note=note)
 
 
-def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: int) -> Chart:
+def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, looks: Looks) -> Chart:
     """Builds a chart of accuracy over the mean number of tokens used, with a point per budget."""
     series = list[Series]()
-    for index, (label, summary) in enumerate(policies.items(), start):
+    for label, summary in policies.items():
         points = []
         for _, entry in _sorted_entries(summary, mode):
             tokens = entry["mean_total_tokens"]
@@ -213,7 +203,7 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: in
                 accuracy = _percent(entry["accuracy"])
                 points.append((tokens, accuracy, _percent_ends(entry, "ci95")))
         points.sort(key=lambda point: point[0])
-        series.append(_policy_curve(label, index, points))
+        series.append(_policy_curve(label, looks[label], points))
     return Chart(
         f"Accuracy by tokens used, {mode}",
         series,
@@ -229,14 +219,13 @@ def _sorted_entries(summary: Summary, mode: str) -> list[tuple[str, Mapping[str,
     return [(budget, entries[budget]) for budget in by_size(entries)]
 
 
-def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> Chart:
+def _requested_and_used(policies: Mapping[str, Summary], mode: str, looks: Looks) -> Chart:
     """Builds a chart of the thinking tokens used over the budget requested."""
     series = []
     requested = list[int]()
     used = list[float]()
-    for index, (label, summary) in enumerate(policies.items(), start):
+    for label, summary in policies.items():
         points = list[_Point]()
-        factor = _offset_factor(index, len(policies))
         for budget, entry in _sorted_entries(summary, mode):
             if budget == UNLIMITED or int(budget) == 0:
                 continue
@@ -246,10 +235,10 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
             mean = max(adherence["used"], 1.0)
             low = max(quantiles["p10"], 1.0)
             high = max(quantiles["p90"], 1.0)
-            points.append((int(budget) * factor, mean, (low, high)))
+            points.append((int(budget), mean, (low, high)))
             requested.append(int(budget))
             used += [low, high]
-        series.append(_policy_curve(label, index, points))
+        series.append(_policy_curve(label, looks[label], points))
     x_axis = Axis(
         "budget requested (tokens)",
         log2=True,
@@ -306,11 +295,12 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     return charts
 
 
-def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[Chart]:
+def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]], looks: Looks) -> list[Chart]:
     """Builds a chart of the mean accuracy over all budgets by step, with a curve per run.
 
     Args:
       runs: step and summary of each evaluation of a run, by the run's label.
+      looks: a curve with the look of each run, by label.
 
     Returns:
       A chart for each decoding mode.
@@ -320,7 +310,7 @@ def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[C
     charts = []
     for mode in _modes(summaries):
         series = []
-        for index, (label, evaluations) in enumerate(runs.items(), 1):
+        for label, evaluations in runs.items():
             steps = []
             means = []
             for step, summary in evaluations:
@@ -329,7 +319,7 @@ def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[C
                     accuracies = [entry["accuracy"] for entry in entries.values()]
                     steps.append(float(step))
                     means.append(100 * (sum(accuracies) / len(accuracies)))
-            series.append(Series(label, steps, means, colour(index), marker=marker(index)))
+            series.append(replace(looks[label], label=label, x=steps, y=means))
         title = f"Accuracy during training, {mode}, mean over budgets"
         charts.append(Chart(title, series, _STEP, axis))
     return charts

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.config.presets import preset_of
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.report import png
-from bacr_jax.report.charts import Chart
+from bacr_jax.report import pictures
+from bacr_jax.report.charts import Chart, Series
 from bacr_jax.report.evaluation_charts import accuracy_charts, over_steps
+from bacr_jax.report.looks import REFERENCE, looks_of
 from bacr_jax.report.run_data import RunData
 from bacr_jax.report.table import set_title
 from bacr_jax.report.training_charts import budget_charts, training_charts
@@ -16,16 +18,30 @@ from bacr_jax.report.training_charts import budget_charts, training_charts
 
 def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
     """Draws accuracy by budget and by tokens used, for each decoding; True if it succeeds."""
-    return png.attempt(path, title, _accuracies, policies)
+    return pictures.attempt(path, title, _accuracies, policies)
 
 
-def _accuracies(policies: Mapping[str, Summary]) -> list[list[Chart]]:
+def policy_looks(labels: Sequence[str]) -> dict[str, Series]:
+    """Returns the looks of an evaluation's policies; the first of several is the reference."""
+    has_reference = len(labels) > 1
+    compared = labels[1:] if has_reference else labels
+    looks = dict(zip(compared, looks_of(compared)))
+    if has_reference:
+        looks[labels[0]] = REFERENCE
+    return looks
+
+
+def _accuracies(
+    policies: Mapping[str, Summary], looks: Mapping[str, Series] | None = None
+) -> list[list[Chart]]:
     """Returns a row of charts by budget and a row of charts by tokens.
 
     With a single decoding mode, both charts are in the same row.
+
+    Args:
+      looks: a curve with the look of each policy; None for the looks of policies without a method.
     """
-    first_colour = 0 if len(policies) > 1 else 1
-    charts = accuracy_charts(policies, first_colour)
+    charts = accuracy_charts(policies, looks or policy_looks(list(policies)))
     half = len(charts) // 2
     if half == 1:
         return [charts]
@@ -66,6 +82,28 @@ def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
     return policies
 
 
+def policies_looks(runs: Sequence[RunData], policies: Mapping[str, Summary]) -> dict[str, Series]:
+    """Returns the looks of the policies of runs: a colour for each method, grey before training.
+
+    Args:
+      policies: the last policy of each run, after the starting policy if there is one.
+    """
+    labels = list(policies)
+    looks = list(run_looks(runs).values())
+    if len(labels) > len(runs):
+        looks.insert(0, REFERENCE)
+    return dict(zip(labels, looks))
+
+
+def run_looks(runs: Sequence[RunData]) -> dict[str, Series]:
+    """Returns a curve with the look of each run's method, by the run's label."""
+    names = []
+    for run in runs:
+        preset = preset_of(run.config)
+        names.append(run.config.method if preset is None else preset.name)
+    return dict(zip([run.label for run in runs], looks_of(names)))
+
+
 def draw_run(run: RunData) -> None:
     """Draws the metrics and evaluations of a run so far into its folder.
 
@@ -74,25 +112,28 @@ def draw_run(run: RunData) -> None:
     """
 
     def draw(name: str, title: str, rows: Callable[..., list[list[Chart]]], *args: Any) -> None:
-        png.attempt(run.paths.picture(name), title, rows, *args)
+        pictures.attempt(run.paths.picture(name), title, rows, *args)
 
     if run.metrics:
-        draw("training", f"{run.method}, training", _training_rows, run.metrics)
+        draw("training", f"{run.method}, training", _training_rows, run)
     if any(name.startswith("budget/median_") for record in run.metrics for name in record):
         title = f"{run.method}, sampled budgets by difficulty group"
         draw("budgets", title, _budget_rows, run.metrics)
     for name, short_name in short_names(run.sets).items():
         title = f"{set_title(name)}: accuracy by thinking budget, 95 % intervals"
-        draw(f"accuracy_{short_name}", title, _accuracies, first_and_last(run, name))
+        policies = first_and_last(run, name)
+        draw(
+            f"accuracy_{short_name}", title, _accuracies, policies, policies_looks([run], policies)
+        )
         evaluations = [(record["step"], record["sets"][name]) for record in run.of_set(name)]
         if len(evaluations) > 2:
             title = f"{set_title(name)}: accuracy during training, 95 % intervals"
             draw(f"evaluation_{short_name}", title, _step_rows, evaluations)
 
 
-def _training_rows(records: Sequence[Mapping[str, Any]]) -> list[list[Chart]]:
-    charts = training_charts(records)
-    return [charts[:3], charts[3:]]
+def _training_rows(run: RunData) -> list[list[Chart]]:
+    charts = training_charts(run.metrics, run.config)
+    return [charts[start : start + 3] for start in range(0, len(charts), 3)]
 
 
 def _budget_rows(records: Sequence[Mapping[str, Any]]) -> list[list[Chart]]:

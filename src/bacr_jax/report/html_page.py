@@ -1,6 +1,7 @@
 """Renders HTML pages in one file from templates that escape every text.
 
-Pages load nothing and run no other script than page.js. A template escapes its values unless they
+Pages load nothing and run no other script than page.js and the library that draws charts, which
+the page contains. A template escapes its values unless they
 are `Markup`, the result of another template.
 """
 
@@ -13,8 +14,20 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from bacr_jax.report.charts import COLOURS, INK, SHADES
+
 _HERE = Path(__file__).parent
-STYLE = (_HERE / "page.css").read_text(encoding="utf-8").strip()
+_COLOURS = {**INK, **COLOURS, **SHADES}
+# A variable for each colour of charts, and a class for each curve of a legend.
+_VARIABLES = [f"--{name}: light-dark({light}, {dark});" for name, (light, dark) in _COLOURS.items()]
+_CLASSES = [f".{name} {{ --c: var(--{name}); }}" for name in (*COLOURS, *SHADES)]
+STYLE = "\n".join(
+    [
+        f":root {{ {' '.join(_VARIABLES)} }}",
+        *_CLASSES,
+        (_HERE / "page.css").read_text(encoding="utf-8").strip(),
+    ]
+)
 SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8").strip()
 
 

@@ -2,6 +2,24 @@
 (() => {
   const all = (query) => [...document.querySelectorAll(query)];
 
+  // Charts. The description of each is drawn when it is first visible, and the others while the
+  // browser is idle, so that all of them are printed.
+  const drawn = new Set();
+  const draw = (plot) => {
+    if (drawn.has(plot)) return;
+    drawn.add(plot);
+    const spec = JSON.parse(plot.firstElementChild.textContent);
+    // Expressions are interpreted, because the page's policy forbids code made from text.
+    const options = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
+    vegaEmbed(plot, spec, options);
+  };
+  const plots = all(".plot");
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
+  }, { rootMargin: "300px" });
+  for (const plot of plots) observer.observe(plot);
+  addEventListener("beforeprint", () => plots.forEach(draw));
+
   // Tabs. Without this script every section is shown, one under the other.
   const tabs = all(".tabs a");
   const show = (name) => {

@@ -17,7 +17,7 @@ from bacr_jax.evaluation.decline import declines
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
-from bacr_jax.report import evaluation, figures, svg, table
+from bacr_jax.report import evaluation, figures, plots, table
 from bacr_jax.report.charts import Bars, Chart
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.report.evaluation_charts import (
@@ -27,6 +27,7 @@ from bacr_jax.report.evaluation_charts import (
     over_steps,
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
+from bacr_jax.report.paired import paired_differences
 from bacr_jax.report.run_data import ODD, RunData, labels_of, malformed_files_refused, read_run
 from bacr_jax.report.table import NONE, Table, budget_name, by_size, decline_text, set_title
 from bacr_jax.report.traces import Trace, read_traces, shown_traces, traces_section
@@ -79,6 +80,8 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         values = [float(record[key]) for record in later if key in record]
         if values:
             rows.append((name, form.format(fmean(values))))
+    updates = steps * config.train.minibatches
+    rows.append(("updates", f"{updates:,}"))
     if tokens is not None:
         rows.append(("generated tokens", f"{tokens:,}"))
     if "wall_seconds" in summary:
@@ -112,7 +115,7 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
     of_mode = {
         label: {mode: summary[mode]} for label, summary in policies.items() if mode in summary
     }
-    charts = accuracy_charts(of_mode, _first_colour([run], of_mode))
+    charts = accuracy_charts(of_mode, figures.policies_looks([run], of_mode))
     full_table = table.comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
     # The title names the decoding mode, so its column can be left out to fit a phone's screen.
     short_table = replace(
@@ -124,8 +127,8 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
     )
     return [
         {"lead": _sentence(of_mode, mode, run.summary)},
+        *_charts(charts[:1], wide=True),
         _table(short_table, "headline"),
-        *_charts(charts[:1]),
     ]
 
 
@@ -179,8 +182,15 @@ def _table(content: Table, style: str | None = None) -> Part:
     return part
 
 
-def _charts(charts: Sequence[Chart | Bars]) -> list[Part]:
-    return [{"charts": list(map(svg.figure, charts))}] if charts else []
+def _charts(charts: Sequence[Chart | Bars], *, wide: bool = False) -> list[Part]:
+    """Returns a grid of charts.
+
+    Args:
+      wide: True for charts across the page.
+    """
+    if not charts:
+        return []
+    return [{"charts": [plots.figure(chart, wide=wide) for chart in charts]}]
 
 
 def _facts_table(runs: Sequence[RunData]) -> Part:
@@ -256,19 +266,11 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     return {"before": first} | last
 
 
-def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
-    """Returns the first colour: grey (0) if the first policy is the reference, else 1.
-
-    So a run has the same colour in every chart.
-    """
-    return 0 if len(policies) > len(runs) else 1
-
-
 def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     """Returns the charts and tables of the results on a set."""
     policies = _policies(runs, name)
-    start = _first_colour(runs, policies)
-    charts = accuracy_charts(policies, start) + completion_charts(policies, start)
+    looks = figures.policies_looks(runs, policies)
+    charts = accuracy_charts(policies, looks) + completion_charts(policies, looks)
     charts += _step_charts(runs, name)
     tables = [
         table.comparison(f"{heading}: {_WHAT}", summaries)
@@ -297,7 +299,7 @@ def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:
         return []
     if len(runs) == 1:
         return over_steps(evaluations[runs[0].label])
-    return mean_over_steps(evaluations)
+    return mean_over_steps(evaluations, figures.run_looks(runs))
 
 
 def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
@@ -321,18 +323,32 @@ def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
         parts.append(_facts_table(runs))
         parts += _departures(run)
         if run.metrics:
-            charts = training_charts(run.metrics)[:2]
+            charts = training_charts(run.metrics, run.config)[:2]
         return parts + _charts(charts)
+    return [*_compared(runs, main_set, titles), _facts_table(runs), _differing_keys(runs)]
+
+
+def _compared(
+    runs: Sequence[RunData], main_set: str | None, titles: Mapping[str, str]
+) -> list[Part]:
+    """Returns the results of several runs: accuracy by budget, differences and training curves.
+
+    Args:
+      main_set: the set on which most runs were evaluated, or None if no run was evaluated.
+      titles: titles of all evaluated sets.
+    """
+    parts = list[Part]()
     if main_set is not None:
         policies = _policies(runs, main_set)
-        charts = accuracy_charts(policies, _first_colour(runs, policies))[:1]
+        charts = accuracy_charts(policies, figures.policies_looks(runs, policies))
+        parts += _charts(charts[:1], wide=True)
+        parts.append(_table(table.comparison(f"{titles[main_set]}: {_WHAT}", policies)))
+    tables, notes = paired_differences(runs)
+    parts += map(_table, tables)
+    parts += [{"note": note} for note in notes]
     if any(run.metrics for run in runs):
-        charts += compared_charts(runs)[:2]
-    parts += _charts(charts)
-    parts += _rewards_note(runs)
-    parts.append(_facts_table(runs))
-    parts.append(_differing_keys(runs))
-    return parts
+        parts += _charts(compared_charts(runs, figures.run_looks(runs))[:2])
+    return parts + _rewards_note(runs)
 
 
 def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
@@ -367,19 +383,20 @@ def page(runs: Sequence[RunData]) -> str:
         "report.html",
         title=title,
         sections=[(name, parts) for name, parts in sections.items() if parts],
-        **security(STYLE, SCRIPT),
+        **security(STYLE, f"{plots.library()}\n{SCRIPT}"),
     )
 
 
 def _training(runs: Sequence[RunData], traces: Mapping[str, Sequence[Trace]]) -> list[Part]:
     charts = list[Chart | Bars]()
+    looks = figures.run_looks(runs)
     if len(runs) > 1:
-        charts += compared_charts(runs)
+        charts += compared_charts(runs, looks)
     elif runs[0].metrics:
-        charts += training_charts(runs[0].metrics)
+        charts += training_charts(runs[0].metrics, runs[0].config)
         charts += budget_charts(runs[0].metrics)
     if any(run.metrics for run in runs):
-        charts += machinery_charts(runs, traces)
+        charts += machinery_charts(runs, traces, looks)
     if len(runs) > 1 and charts:
         return _rewards_note(runs) + _charts(charts)
     return _charts(charts)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bacr_jax.config import Config
 from bacr_jax.report.charts import (
     SMOOTH_FROM,
     Axis,
@@ -33,8 +34,8 @@ _LEAST_POINTS = 8
 _MOST_BINS = 8
 # Charts that compare runs: title, metric and vertical axis.
 _COMPARED = (
-    ("Reward", "reward/mean", Axis("mean reward")),
     ("Share correct at the budget", "reward/cut", _share_axis("share")),
+    ("Reward", "reward/mean", Axis("mean reward")),
     ("Thinking tokens", "rollout/thinking_mean", _TOKENS),
     ("Budget", "budget/mean", _TOKENS),
     ("Completion in training", "rollout/completion_rate", _share_axis("share")),
@@ -98,37 +99,42 @@ def _series(
     return [raw, smooth]
 
 
-def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Builds six charts: reward, accuracy by cut, lengths, entropy, curriculum and pass rate.
+def training_charts(records: Sequence[Mapping[str, Any]], config: Config) -> list[Chart]:
+    """Builds charts of accuracy by cut, reward, lengths, entropy, curriculum and pass rate.
+
+    A chart is left out if its metrics were not recorded, if they are those of another chart, or if
+    the method does not use them.
 
     Args:
       records: lines of metrics.jsonl.
+      config: config of the run.
     """
     curves = Curves(records)
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     entropy = _series(curves, "policy/entropy", "", "s3")
     hard = "group 0 is the easiest"
-    return [
-        Chart("Reward", _reward_curves(curves), _STEP, Axis("mean reward")),
-        Chart("Share correct by cut", _cut_curves(curves), _STEP, _share_axis("share")),
-        Chart("Budget and thinking", lengths, _STEP, _TOKENS),
-        Chart("Entropy", entropy, _STEP, _NATS),
-        Chart(
-            "Scheduled location of budgets",
-            _group_curves(curves, "curriculum/mu_"),
-            _STEP,
-            _TOKENS,
-            note=f"{hard}; budgets are drawn from it where budget.prior is curriculum",
-        ),
-        Chart(
-            "Pass rate",
-            _group_curves(curves, "curriculum/pass_rate_"),
-            _STEP,
-            _share_axis("rate"),
-            note=hard,
-        ),
-    ]
+    charts = [Chart("Share correct by cut", _cut_curves(curves), _STEP, _share_axis("share"))]
+    if not _reward_is_share_correct(curves):
+        charts.append(Chart("Reward", _reward_curves(curves), _STEP, Axis("mean reward")))
+    charts.append(Chart("Budget and thinking", lengths, _STEP, _TOKENS))
+    charts.append(Chart("Entropy", entropy, _STEP, _NATS))
+    if config.budget.prior == "curriculum":
+        location = _group_curves(curves, "curriculum/mu_")
+        title = "Scheduled location of budgets"
+        charts.append(Chart(title, location, _STEP, _TOKENS, note=hard))
+    pass_rates = _group_curves(curves, "curriculum/pass_rate_")
+    charts.append(Chart("Pass rate", pass_rates, _STEP, _share_axis("rate"), note=hard))
+    return [chart for chart in charts if chart.drawn]
+
+
+def _reward_is_share_correct(curves: Curves) -> bool:
+    """True if the mean reward equals the share of correct answers at every step."""
+    cuts = curves.numbered("reward/cut_")
+    if len(cuts) != 1:
+        return False
+    share = curves.values(cuts[0][0])
+    return bool(np.allclose(curves.values("reward/mean"), share, atol=1e-6, equal_nan=True))
 
 
 def _reward_curves(curves: Curves) -> list[Series]:
@@ -197,39 +203,47 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return charts
 
 
-def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Builds a chart with a curve per run for each metric that any run recorded."""
+def compared_charts(runs: Sequence[RunData], looks: Mapping[str, Series]) -> list[Chart]:
+    """Builds a chart with a curve per run for each metric that any run recorded.
+
+    Args:
+      looks: a curve with the look of each run, by label.
+    """
     curves_of_runs = {run.label: Curves(run.metrics) for run in runs}
     charts = []
     for title, metric, axis in _COMPARED:
         series = []
-        for index, (label, curves) in enumerate(curves_of_runs.items(), 1):
+        for label, curves in curves_of_runs.items():
             name = metric
             if metric == "reward/cut":
                 # Runs can differ in their number of cuts. The last cut is at the budget.
                 cuts = curves.numbered("reward/cut_")
                 name = cuts[-1][0] if cuts else metric
-            series += _series(curves, name, label, colour(index))
+            series += _series(curves, name, label, looks[label].colour)
         if series:
             charts.append(Chart(title, series, _STEP, axis))
     return charts
 
 
 def machinery_charts(
-    runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]
+    runs: Sequence[RunData],
+    traces: Mapping[str, Sequence[Any]],
+    looks: Mapping[str, Series],
 ) -> list[Chart | Bars]:
     """Builds charts of sampler mismatch, value calibration, time per phase and throughput.
 
     Args:
       traces: logged traces of each run, by the run's label.
+      looks: a curve with the look of each run, by label.
     """
     mismatch = list[Series]()
     pace = list[Series]()
-    for index, run in enumerate(runs, 1):
+    for run in runs:
         label = run.label if len(runs) > 1 else ""
         curves = Curves(run.metrics)
-        mismatch += _series(curves, "mismatch/k3", label, colour(index))
-        pace += _series(curves, "time/tokens_per_s", label, colour(index))
+        run_colour = looks[run.label].colour
+        mismatch += _series(curves, "mismatch/k3", label, run_colour)
+        pace += _series(curves, "time/tokens_per_s", label, run_colour)
     mismatch_chart = Chart(
         "Sampler and learner",
         mismatch,
@@ -238,7 +252,7 @@ def machinery_charts(
         note="how far the log-probabilities of the sampler lie from the learner's",
     )
     charts: list[Chart | Bars] = [mismatch_chart]
-    calibration_chart = calibration(traces)
+    calibration_chart = calibration(traces, looks)
     # The chart has no curves if no policy has a value head.
     if calibration_chart.drawn:
         charts.append(calibration_chart)
@@ -315,14 +329,15 @@ def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return bins
 
 
-def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
+def calibration(traces: Mapping[str, Sequence[Any]], looks: Mapping[str, Series]) -> Chart:
     """Builds a chart of mean rewards over predicted values, from the later half of the traces.
 
     Args:
       traces: traces of each run, by the run's label.
+      looks: a curve with the look of each run, by label.
     """
     series = list[Series]()
-    for index, (label, rows) in enumerate(traces.items(), 1):
+    for label, rows in traces.items():
         # Early predictions are left out, because the value head was still untrained.
         later_half = rows[len(rows) // 2 :]
         bins = calibrated(value_points(later_half))
@@ -330,7 +345,7 @@ def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
             label if len(traces) > 1 else "",
             [value for value, _, _ in bins],
             [reward for _, reward, _ in bins],
-            colour(index),
+            looks[label].colour,
             [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in bins],
             marker="o",
         )

@@ -74,11 +74,11 @@ class TensorBoard:
           paths: PNG files by the name of the image.
         """
         import numpy as np
-        from matplotlib.image import imread
+        from PIL import Image
 
         writer = self._open_from(step + 1)
         for name, path in paths.items():
-            pixels = (imread(path)[..., :3] * 255).round().astype(np.uint8)
+            pixels = np.asarray(Image.open(path).convert("RGB"))
             writer.add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
 
     def traces(self, step: int, table: TableRows) -> None:

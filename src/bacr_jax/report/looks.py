@@ -1,0 +1,91 @@
+"""Assigns a colour and a marker to each method, the same in every picture of the project.
+
+Reports, comparisons and studies call `looks_of`. The recommended method has a star in each of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bacr_jax.report.charts import COLOURS, MARKERS, Series
+
+RECOMMENDED = "bacr-robust"
+STAR = "*"
+# Grey, which marks the policy that others are compared with.
+GREY = "s0"
+# Look of the policy that others are compared with, such as the policy before training.
+REFERENCE = Series("", [], [], GREY, line="--", marker="s")
+# Colour of each method, by the name of its preset. Methods of one family share a colour, and differ
+# in their marker.
+_COLOURS = {
+    # Answers of the untrained policy.
+    "cot": GREY,
+    "sc": GREY,
+    "sc-matched": GREY,
+    "bacr-robust": "s1",
+    "bacr": "s8",
+    "bacr-paper": "s8",
+    "bacr-full": "s8",
+    "bacr-weighted": "s8",
+    "grpo": "s2",
+    "dr-grpo": "s2",
+    "rloo": "s2",
+    "gfpo": "s2",
+    "anytime": "s3",
+    "anytime-simplified": "s3",
+    "dapo": "s4",
+    "dler": "s4",
+    "hapo": "s5",
+    "laser": "s5",
+    "shorter-better": "s5",
+    "l1-exact": "s7",
+    "l1-max": "s7",
+    "s-grpo": "s7",
+    "selfbudgeter": "s6",
+    "effort": "s6",
+    "elastic": "s6",
+}
+# Line styles, which change once every colour and marker of a picture has been used.
+_LINES = ("-", "--", ":")
+# Colours of what is not a method of the list, in their order.
+_OTHERS = [name for name in COLOURS if name != GREY]
+
+
+def looks_of(names: Sequence[str]) -> list[Series]:
+    """Returns a curve without points for each method, with a look that no other of them has.
+
+    A method of the list has its colour. A name that occurs again, or that is not a method, such as
+    a run's label, gets the first colour that no method of the picture has.
+
+    Args:
+      names: names of presets, or other names, in the order of the legend.
+    """
+    methods = [name.replace("_", "-") for name in names]
+    taken = {_COLOURS[name] for name in methods if name in _COLOURS}
+    free = [name for name in _OTHERS if name not in taken] or _OTHERS
+    used_names = set[str]()
+    used_looks = set[tuple[str | float, str, str]]()
+    num_others = 0
+    looks = []
+    for index, name in enumerate(methods):
+        if name in _COLOURS and name not in used_names:
+            colour = _COLOURS[name]
+        else:
+            colour = free[num_others % len(free)]
+            num_others += 1
+        is_recommended = name == RECOMMENDED and name not in used_names
+        used_names.add(name)
+        look = Series("", [], [], colour)
+        look = replace(look, marker=STAR) if is_recommended else _unused(look, index, used_looks)
+        used_looks.add((look.colour, look.marker, look.line))
+        looks.append(look)
+    return looks
+
+
+def _unused(look: Series, index: int, used: set[tuple[str | float, str, str]]) -> Series:
+    """Returns a look with the first marker and line that no curve of its colour has."""
+    for line in _LINES:
+        for shift in range(len(MARKERS)):
+            marker = MARKERS[(index + shift) % len(MARKERS)]
+            if (look.colour, marker, line) not in used:
+                return replace(look, marker=marker, line=line, hollow=line != "-")
+    return replace(look, marker=MARKERS[index % len(MARKERS)])

@@ -1,0 +1,73 @@
+"""Builds tables of paired differences between the runs of a comparison.
+
+The differences need the answers to each problem, which `bacr evaluate` writes and training does
+not. Runs without such an evaluation, or with an evaluation of other problems, get a note instead.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation import folder
+from bacr_jax.evaluation.comparison import check_comparable, compare
+from bacr_jax.evaluation.job import graded_sets
+from bacr_jax.report import evaluation
+from bacr_jax.report.run_data import RunData
+from bacr_jax.report.table import Table, set_titles
+
+
+def paired_differences(runs: Sequence[RunData]) -> tuple[list[Table], list[str]]:
+    """Compares each run with the first one, problem by problem.
+
+    Returns:
+      A table for each set and run, and a note for each run that can't be compared.
+    """
+    tables = list[Table]()
+    notes = list[str]()
+    first = runs[0]
+    try:
+        reference = folder.find_evaluation(first.paths.path)
+        folder.read_samples(reference)
+    except UserError as error:
+        return [], [_note(first, str(error))]
+    for run in runs[1:]:
+        try:
+            tables += _compared_with(reference, first.label, run)
+        except UserError as error:
+            notes.append(_note(run, str(error)))
+    return tables, notes
+
+
+def _compared_with(reference: Path, label: str, run: RunData) -> list[Table]:
+    """Returns the tables of differences of a run to an evaluation.
+
+    Args:
+      reference: folder of the evaluation that the run is compared with.
+      label: label of its run.
+
+    Raises:
+      UserError: the run has no evaluation of the same problems.
+    """
+    path = folder.find_evaluation(run.paths.path, reference.name)
+    settings = folder.read_settings(path)
+    theirs = folder.read_settings(reference)
+    modes = settings["decoding"]["cells"]
+    grader = settings.get("grader")
+    check_comparable(settings["sets"], theirs, modes, str(reference), grader=grader)
+    differences = compare(
+        graded_sets(folder.read_samples(path)), graded_sets(folder.read_samples(reference))
+    )
+    titles = set_titles(differences)
+    return [
+        evaluation.difference(f"{titles[name]}: {run.label}", label, of_set)
+        for name, of_set in differences.items()
+    ]
+
+
+def _note(run: RunData, reason: str) -> str:
+    """Returns a note that names the command after which the run can be compared."""
+    reason = reason.removeprefix("--compare ")
+    return (
+        f"No paired differences for {run.label}, because they need the answers to each problem: "
+        f"bacr evaluate --run {run.paths.path}, for each of the runs ({reason})"
+    )

@@ -1,0 +1,177 @@
+"""Draws charts into PNG, SVG and PDF files, from the same descriptions as pages.
+
+`figures` and studies call these functions. vl-convert draws without a browser and without network.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bacr_jax import errors
+from bacr_jax.files import write_atomically
+from bacr_jax.report import vega
+from bacr_jax.report.charts import MISSING, Chart
+from bacr_jax.report.vega import Looks, Spec, Theme, ink
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+# Width and least height of a chart in pixels. PNG files have twice as many.
+SIZE = (340, 225)
+_SCALE = 2
+# Height of a named tick, in pixels.
+_TICK_HEIGHT = 20
+# Width of a letter of a caption and of a legend, and of a legend's marker, in pixels.
+_CAPTION_LETTER = 5.6
+_LEGEND_LETTER = 6.6
+_LEGEND_MARKER = 40
+# Name of a clip path: `id="clip7"`, `url(#clip7)`.
+_CLIP_NAME = re.compile(r'(?:(?<=id=")|(?<=#))clip\d+')
+# Columns of the legend below a chart that has one of its own.
+_COLUMNS = 3
+
+
+def picture(
+    title: str,
+    rows: Sequence[Sequence[Chart]],
+    theme: Theme = "light",
+    *,
+    legend: int = 0,
+    caption: str = "",
+    size: tuple[int, int] = SIZE,
+) -> Spec:
+    """Returns the Vega-Lite description of a picture with several charts.
+
+    Args:
+      rows: charts, row by row.
+      legend: number of columns of one legend below all charts. If 0, each chart whose curves no
+        earlier chart has explained gets a legend.
+      size: width and least height of a chart in pixels; the height grows with the number of named
+        ticks.
+    """
+    width, least_height = size
+    charts = [chart for row in rows for chart in row]
+    num_ticks = max((len(chart.y.ticks or ()) for chart in charts), default=0)
+    height = max(least_height, _TICK_HEIGHT * num_ticks)
+    total_width = max(map(len, rows)) * width
+    looks = None
+    position: Spec | None = None
+    if legend:
+        looks = Looks.of(curve for chart in charts for curve in vega.named_curves(chart))
+        position = {"orient": "bottom", "columns": _columns(looks, legend, total_width)}
+    explained: list[list[tuple[str, str]]] = []
+    drawn_rows = []
+    for row in rows:
+        drawn = []
+        for chart in row:
+            spec = _chart(chart, theme, looks, position or _own_legend(chart, explained, width))
+            drawn.append({"width": width, "height": height, **spec})
+        drawn_rows.append({"hconcat": drawn, **_sharing(shared=bool(legend))})
+    return {
+        "$schema": SCHEMA,
+        "config": vega.config(theme),
+        "title": {**_title(title, caption, total_width), "fontSize": 16, "offset": 14},
+        "vconcat": drawn_rows,
+        "padding": 12,
+        **_sharing(shared=bool(legend)),
+    }
+
+
+def _title(text: str, caption: str, width: int) -> Spec:
+    """Returns a title with its caption in lines of a width in pixels."""
+    title: Spec = {"text": errors.printable(text)}
+    if caption:
+        lines = textwrap.wrap(errors.printable(caption), int(width / _CAPTION_LETTER))
+        title |= {"subtitle": lines, "subtitlePadding": 5}
+    return title
+
+
+def _sharing(*, shared: bool) -> Spec:
+    kind = "shared" if shared else "independent"
+    channels = ("color", "shape", "strokeDash")
+    return {"resolve": {"scale": dict.fromkeys(channels, kind)}}
+
+
+def _columns(looks: Looks, most: int, width: int) -> int:
+    """Returns the number of columns of a legend that fit into a width in pixels."""
+    longest = max(map(len, looks.curves), default=1)
+    fitting = int(width / (_LEGEND_MARKER + _LEGEND_LETTER * longest))
+    return max(min(most, fitting, len(looks.curves)), 1)
+
+
+def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int) -> Spec | None:
+    """Returns the legend of a chart, or None if an earlier chart has the same.
+
+    Args:
+      explained: names and colours of the curves that have a legend. A new legend is added.
+    """
+    curves = vega.named_curves(chart)
+    names = [(curve.label, vega.colour_name(curve)) for curve in curves]
+    labels = [series.label for series in chart.drawn if series.label]
+    if len(labels) < 2 or names in explained:
+        return None
+    explained.append(names)
+    return {"orient": "bottom", "columns": _columns(Looks.of(curves), _COLUMNS, width)}
+
+
+def _chart(chart: Chart, theme: Theme, looks: Looks | None, legend: Spec | None) -> Spec:
+    """Returns a chart with its title and its note."""
+    title = {**_title(chart.title, chart.note, SIZE[0]), "fontSize": 13}
+    if chart.drawn:
+        return {"title": title, **vega.chart_spec(chart, theme, looks=looks, legend=legend)}
+    text = {"type": "text", "text": MISSING, "color": ink("soft", theme)}
+    return {"title": title, "data": {"values": [{}]}, "mark": text}
+
+
+def save(spec: Spec, path: Path) -> None:
+    """Draws a description into a .png, .svg or .pdf file. Equal descriptions have equal bytes."""
+    # Imported here because only figures need it.
+    import vl_convert
+
+    text = json.dumps(spec)
+    if path.suffix == ".pdf":
+        # The order of two fonts in a file changes from call to call, so bold titles are left out.
+        write_atomically(path, vl_convert.vegalite_to_pdf(json.dumps(_in_one_font(spec))))
+    elif path.suffix == ".svg":
+        write_atomically(path, _renumbered(vl_convert.vegalite_to_svg(text)))
+    else:
+        write_atomically(path, vl_convert.vegalite_to_png(text, scale=_SCALE))
+
+
+def _renumbered(svg: str) -> str:
+    """Returns an SVG whose clip paths are numbered from 0; Vega counts them from call to call."""
+    names = dict.fromkeys(_CLIP_NAME.findall(svg))
+    numbers = {name: f"clip{number}" for number, name in enumerate(names)}
+    return _CLIP_NAME.sub(lambda match: numbers[match[0]], svg)
+
+
+def _in_one_font(spec: Spec) -> Spec:
+    """Returns a description whose titles are not bold."""
+    config = spec["config"]
+    title = {**config["title"], "fontWeight": "normal"}
+    return {**spec, "config": {**config, "title": title}}
+
+
+def dark_path(path: Path) -> Path:
+    """Returns the path of a picture's variant for dark pages: `accuracy-dark.png`."""
+    return path.with_stem(f"{path.stem}-dark")
+
+
+def save_both(path: Path, title: str, rows: Sequence[Sequence[Chart]]) -> None:
+    """Draws a picture for light pages, and its variant for dark pages."""
+    save(picture(title, rows), path)
+    save(picture(title, rows, "dark"), dark_path(path))
+
+
+def attempt(
+    path: Path, title: str, rows: Callable[..., Sequence[Sequence[Chart]]], *args: object
+) -> bool:
+    """Draws `rows(*args)` into a file and its dark variant; returns True if it succeeds.
+
+    A failure is only a warning, because the results of a run must not depend on its figures.
+    """
+
+    def draw() -> None:
+        save_both(path, title, rows(*args))
+
+    return errors.attempt(f"{path}: can't be drawn", draw)

@@ -1,0 +1,95 @@
+"""Draws charts in pages: the description of a chart, its title, its legend and its note.
+
+page.js draws the descriptions with Vega-Lite, which the page contains. The template escapes every
+text, and descriptions are JSON that can't end the element that contains it.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from bacr_jax.report import vega
+from bacr_jax.report.charts import MISSING, Bars, Chart
+from bacr_jax.report.html_page import render
+from bacr_jax.report.looks import STAR
+
+# Heights in pixels of a chart, of a wide chart, and of a row and the axis of a bar chart. The width
+# follows the page.
+_HEIGHT = 220
+_WIDE_HEIGHT = 320
+_BAR_HEIGHT = 34
+# Height of a named tick, in pixels.
+_TICK_HEIGHT = 20
+
+
+@functools.cache
+def library() -> str:
+    """Returns the JavaScript of Vega-Lite, which pages contain."""
+    # Imported here because only pages with charts need it.
+    import vl_convert
+
+    # An element's end in a string of the library would end the element that contains it.
+    bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    return bundle.replace("</script", r"<\/script")
+
+
+def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) -> Markup:
+    """Renders a chart with its title and its legend.
+
+    Args:
+      wide: True for a chart across the page.
+      has_legend: False to leave the legend out, because several charts share one.
+    """
+    if isinstance(chart, Bars):
+        return _bars(chart)
+    if not chart.drawn:
+        return render("chart.html", title=chart.title, note=MISSING)
+    height = max(_WIDE_HEIGHT if wide else _HEIGHT, _TICK_HEIGHT * len(chart.y.ticks or ()))
+    spec = vega.with_shared_data(vega.chart_spec(chart, "page", interactive=True))
+    return render(
+        "chart.html",
+        title=chart.title,
+        note=chart.note,
+        wide=wide,
+        legend=legend([chart]) if has_legend else [],
+        spec=embedded({"width": "container", "height": height, **spec}),
+    )
+
+
+def legend(charts: Sequence[Chart]) -> list[tuple[str, str]]:
+    """Returns the style and the name of each curve of charts that share a legend."""
+    entries = list[tuple[str, str]]()
+    for chart in charts:
+        for curve in chart.drawn:
+            style = vega.colour_name(curve)
+            if curve.marker == STAR:
+                style += " star"
+            if curve.label:
+                entries.append((style, curve.label))
+    return list(dict.fromkeys(entries))
+
+
+def _bars(bars: Bars) -> Markup:
+    sums = [sum(value for _, value in parts) for _, parts in bars.rows]
+    if not max(sums, default=0.0) > 0:
+        return render("chart.html", title=bars.title, note=MISSING)
+    height = _BAR_HEIGHT * len(bars.rows)
+    spec = vega.bars_spec(bars, "page")
+    return render(
+        "chart.html",
+        title=bars.title,
+        note=bars.note,
+        wide=False,
+        legend=[(style, name) for name, style in vega.bar_colours(bars)],
+        spec=embedded({"width": "container", "height": height, **spec}),
+    )
+
+
+def embedded(spec: vega.Spec) -> Markup:
+    """Returns a description as JSON for a script element."""
+    sizing = {"type": "fit-x", "contains": "padding"}
+    content = {"config": {**vega.config("page"), "autosize": sizing}, **spec}
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))

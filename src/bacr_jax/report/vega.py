@@ -1,0 +1,504 @@
+"""Describes charts in Vega-Lite, for pages that draw them and for files.
+
+`pages` embeds the descriptions in HTML, and `pictures` draws them as PNG, SVG and PDF. Nothing here
+reads or writes files.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from bacr_jax.report.charts import (
+    COLOURS,
+    INK,
+    SHADES,
+    Bars,
+    Chart,
+    Mark,
+    Scale,
+    Series,
+    colour,
+    thinned,
+)
+
+Spec = dict[str, Any]
+# `page` colours are the style sheet's variables, so that they follow the reader's choice.
+Theme = Literal["light", "dark", "page"]
+
+ARROWS = "open arrows: points or intervals beyond the axis"
+# Matplotlib's names of markers and lines, which `Series` uses, in Vega's terms.
+_SHAPES = {
+    "s": "square",
+    "o": "circle",
+    "^": "triangle-up",
+    "D": "diamond",
+    "v": "triangle-down",
+    "P": "cross",
+    "X": "M-1,-0.6L-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0Z",
+    "<": "triangle-left",
+    ">": "triangle-right",
+    # Larger than the others, because only its tips reach as far.
+    "*": "M0.00,-1.78L0.41,-0.56L1.70,-0.55L0.66,0.22L1.05,1.44"
+    "L0.00,0.71L-1.05,1.44L-0.66,0.22L-1.70,-0.55L-0.41,-0.56Z",
+}
+_DASHES = {"-": [1, 0], "--": [5, 3], "-.": [7, 3, 2, 3], ":": [2, 3]}
+# Width and opacity of a line by its kind.
+_STROKES: Mapping[str, tuple[float, float]] = {
+    "line": (2.0, 1.0),
+    "band": (2.0, 1.0),
+    "faint": (1.0, 0.3),
+    "broad": (7.0, 0.25),
+}
+_MARK_STROKES: Mapping[str, Spec] = {
+    "line": {"strokeWidth": 1},
+    "grid": {"strokeWidth": 1, "opacity": 0.4},
+    "broad": {"strokeWidth": 5, "opacity": 0.3},
+    "dotted": {"strokeWidth": 1, "strokeDash": [2, 3]},
+}
+# Space in pixels between the axes and the first and last values, so that no marker touches an axis.
+_PADDING = 7
+_MARKER_SIZE = 50
+# Four significant digits, with a separator of thousands.
+_FORMAT = ",.4~r"
+_ZOOM = {
+    "name": "zoom",
+    "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.altKey]"},
+    "bind": "scales",
+}
+_HOVER = {
+    "name": "hover",
+    "select": {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True},
+}
+
+
+def ink(name: str, theme: Theme) -> str:
+    """Returns a colour of a theme: `ink`, `soft`, `line`, `paper`, `s0` to `s8` or `o0` to `o5`."""
+    if theme == "page":
+        return f"var(--{name})"
+    return {**INK, **COLOURS, **SHADES}[name][theme == "dark"]
+
+
+def colour_name(series: Series) -> str:
+    """Returns the name of a curve's colour."""
+    if isinstance(series.colour, str):
+        return series.colour
+    return f"o{round(series.colour * (len(SHADES) - 1))}"
+
+
+def config(theme: Theme) -> Spec:
+    """Returns the colours and sizes that all charts share."""
+    soft = ink("soft", theme)
+    line = ink("line", theme)
+    text = ink("ink", theme)
+    return {
+        "background": "transparent" if theme == "page" else ink("paper", theme),
+        "font": "system-ui, sans-serif" if theme == "page" else "sans-serif",
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": soft,
+            "titleColor": text,
+            "gridColor": line,
+            "tickColor": soft,
+            "domainColor": soft,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "labelLimit": 320,
+        },
+        "axisX": {"grid": False, "labelOverlap": True},
+        "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+        "legend": {
+            "labelColor": text,
+            "labelFontSize": 12,
+            "labelLimit": 420,
+            "symbolStrokeWidth": 2,
+            "symbolOpacity": 1,
+            "labelOffset": 7,
+            "title": None,
+        },
+        "title": {"color": text, "subtitleColor": soft, "anchor": "start", "frame": "group"},
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """Looks of the curves that share a legend.
+
+    Attributes:
+      curves: a curve with the look of each name, in the order of the legend.
+    """
+
+    curves: Mapping[str, Series]
+
+    @classmethod
+    def of(cls, series: Iterable[Series]) -> "Looks":
+        """Returns the looks of curves; of curves with one name, the last is in the legend."""
+        return cls({curve.label: curve for curve in series})
+
+    def channels(self, theme: Theme, *, legend: Spec | None) -> dict[str, Spec]:
+        """Returns the encodings of colour, marker and dash. Colour and marker share a legend."""
+        curves = self.curves.values()
+        named = [name for name in self.curves if not name.startswith(_UNNAMED)]
+        shared = None if legend is None or not named else {**legend, "values": named}
+        if shared and any(curve.marker for curve in curves):
+            # A dashed outline would make the shape of a marker unreadable.
+            shared["symbolDash"] = [1, 0]
+        shapes = [_SHAPES[curve.marker or "o"] for curve in curves]
+        dashes = [_DASHES.get(curve.line, [1, 0]) for curve in curves]
+        ranges: Mapping[str, list[Any]] = {
+            "color": [ink(colour_name(curve), theme) for curve in curves],
+            "shape": shapes,
+            "strokeDash": dashes,
+        }
+        return {
+            channel: {
+                "field": "curve",
+                "type": "nominal",
+                "scale": {"domain": list(self.curves), "range": values},
+                # Dashes are too long for a legend of markers.
+                "legend": None if channel == "strokeDash" else shared,
+            }
+            for channel, values in ranges.items()
+        }
+
+
+# Beginning of the name of a curve that is not in the legend. Printable labels never contain it.
+_UNNAMED = "\u2060"
+
+
+def named_curves(chart: Chart) -> list[Series]:
+    """Returns the curves of a chart that are drawn, each with a name.
+
+    A pale curve without a label has the name of the curve with the same colour, which is drawn over
+    it. Other curves without a label get a name that is not in the legend.
+    """
+    curves = [thinned(series) for series in chart.drawn]
+    labels = {curve.colour: curve.label for curve in curves if curve.label}
+    named = []
+    for index, curve in enumerate(curves):
+        label = curve.label or labels.get(curve.colour, f"{_UNNAMED}{index}")
+        named.append(dataclasses.replace(curve, label=label))
+    return named
+
+
+def chart_spec(
+    chart: Chart,
+    theme: Theme,
+    *,
+    looks: Looks | None = None,
+    legend: Spec | None = None,
+    interactive: bool = False,
+) -> Spec:
+    """Returns the Vega-Lite description of a chart, without size and title.
+
+    Args:
+      looks: looks of the curves; None for those of this chart.
+      legend: position of the legend; None for a chart without legend.
+      interactive: True to show values at the pointer and to zoom.
+    """
+    curves = named_curves(chart)
+    looks = looks or Looks.of(curves)
+    scales = chart.scales()
+    arrows = _arrows(curves, *scales)
+    x_title = [chart.x.label, ARROWS] if arrows else chart.x.label
+    frame = {
+        "x": _position("x", scales[0], x_title),
+        "y": _position("y", scales[1], chart.y.label),
+    }
+    channels = looks.channels(theme, legend=legend)
+    layers = [_mark_layer(mark, frame, theme) for mark in chart.marks]
+    if chart.diagonal:
+        low = max(scale.low for scale in scales)
+        high = min(scale.high for scale in scales)
+        layers.append(_diagonal_layer(low, high, frame, theme))
+    layers += _curve_layers(curves, frame, channels)
+    layers += _marker_layers(curves, frame, channels, theme)
+    if arrows:
+        layers.append(_arrow_layer(arrows, frame, channels))
+    if interactive:
+        layers.append(_pointer_layer(chart, curves, frame, channels, theme))
+    return {"layer": layers}
+
+
+def _position(field: str, scale: Scale, title: str | list[str]) -> Spec:
+    """Returns the encoding of an axis."""
+    kind: Spec = {"domain": [scale.low, scale.high], "nice": False}
+    kind["padding"] = _PADDING
+    if scale.axis.log2:
+        kind |= {"type": "log", "base": 2}
+    else:
+        kind["zero"] = False
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": kind,
+        "title": title or None,
+        "axis": _ticks(scale),
+    }
+
+
+def _ticks(scale: Scale) -> Spec:
+    """Returns the ticks of an axis. A linear axis without names gets Vega's ticks."""
+    axis = scale.axis
+    if axis.ticks is None and not axis.log2:
+        largest = max(abs(scale.low), abs(scale.high))
+        tick_format = ",~r" if 1e-3 <= largest < 1e6 else "~s" if largest >= 1e6 else ".1~e"
+        ticks: Spec = {"tickCount": 5, "format": tick_format}
+        if axis.whole:
+            ticks["tickMinStep"] = 1
+        return ticks
+    named = scale.ticks()
+    # Vega's values can have rounding errors, so a name belongs to all values close to its tick.
+    names = "''"
+    for value, name in reversed(named):
+        tolerance = 1e-6 * max(abs(value), 1e-6)
+        names = f"abs(datum.value - {value!r}) <= {tolerance!r} ? {json.dumps(name)} : ({names})"
+    return {"values": [value for value, _ in named], "labelExpr": names}
+
+
+def _mark_layer(mark: Mark, frame: Mapping[str, Spec], theme: Theme) -> Spec:
+    """Returns a line across the chart."""
+    style = {"color": ink("soft", theme), "clip": True, **_MARK_STROKES[mark.kind]}
+    return {
+        "data": {"values": [{mark.axis: mark.at}]},
+        "mark": {"type": "rule", **style},
+        "encoding": {mark.axis: frame[mark.axis]},
+    }
+
+
+def _diagonal_layer(low: float, high: float, frame: Mapping[str, Spec], theme: Theme) -> Spec:
+    style = {"color": ink("soft", theme), "strokeWidth": 1, "strokeDash": [4, 4], "clip": True}
+    return {
+        "data": {"values": [{"x": low, "y": low}, {"x": high, "y": high}]},
+        "mark": {"type": "line", **style},
+        "encoding": dict(frame),
+    }
+
+
+def _rows(curve: Series) -> list[Spec]:
+    """Returns the points of a curve; values that are not finite are None, which leaves a gap."""
+    rows = []
+    for index, (x, y) in enumerate(zip(curve.x, curve.y)):
+        row: Spec = {"x": _finite(x), "y": _finite(y), "curve": curve.label}
+        if curve.ends is not None:
+            low, high = curve.ends[index]
+            row |= {"low": _finite(low), "high": _finite(high)}
+        rows.append(row)
+    return rows
+
+
+def _finite(value: float) -> float | None:
+    """Returns a value with six significant digits; None if it is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _curve_layers(
+    curves: Sequence[Series], frame: Mapping[str, Spec], channels: Mapping[str, Spec]
+) -> list[Spec]:
+    """Returns bands, intervals and lines, as one layer for all curves of a kind."""
+    layers = []
+    colour_of = {"color": channels["color"]}
+    bands = [curve for curve in curves if curve.kind == "band" and curve.ends is not None]
+    if bands:
+        encoding = {"x": frame["x"], **_range(frame, across=False), **colour_of}
+        mark = {"type": "area", "opacity": 0.2, "clip": True}
+        layers.append(_layer(bands, mark, encoding))
+    for across in (False, True):
+        bars = [
+            curve
+            for curve in curves
+            if curve.kind != "band" and curve.ends is not None and curve.across == across
+        ]
+        if bars:
+            position = frame["y" if across else "x"]
+            encoding = {"y" if across else "x": position, **_range(frame, across=across)}
+            mark = {"type": "rule", "strokeWidth": 1.3, "opacity": 0.75, "clip": True}
+            layers.append(_layer(bars, mark, {**encoding, **colour_of}))
+    for kind, (width, opacity) in _STROKES.items():
+        lines = [curve for curve in curves if curve.kind == kind and curve.line]
+        if lines:
+            mark = {
+                "type": "line",
+                "strokeWidth": width,
+                "opacity": opacity,
+                "strokeJoin": "round",
+                "clip": True,
+            }
+            encoding = {**frame, **colour_of, "strokeDash": channels["strokeDash"]}
+            # Points are joined in their order, because a curve can turn back.
+            layers.append(_layer(lines, mark, {**encoding, "order": {"value": None}}))
+    return layers
+
+
+def _range(frame: Mapping[str, Spec], *, across: bool) -> dict[str, Spec]:
+    """Returns the encoding of intervals from `low` to `high`."""
+    axis = "x" if across else "y"
+    return {axis: {**frame[axis], "field": "low"}, f"{axis}2": {"field": "high"}}
+
+
+def _layer(curves: Sequence[Series], mark: Spec, encoding: Spec) -> Spec:
+    rows = [row for curve in curves for row in _rows(curve)]
+    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
+
+
+def _marker_layers(
+    curves: Sequence[Series],
+    frame: Mapping[str, Spec],
+    channels: Mapping[str, Spec],
+    theme: Theme,
+) -> list[Spec]:
+    """Returns the markers of curves with markers, and of points that no line connects."""
+    filled = list[Series]()
+    hollow = list[Series]()
+    for curve in curves:
+        marked = curve if curve.marker else _single_points(curve)
+        (hollow if curve.hollow else filled).append(marked)
+    layers = []
+    for marked_curves, is_filled in ((filled, True), (hollow, False)):
+        if not any(len(curve.x) for curve in marked_curves):
+            continue
+        mark: Spec = {"type": "point", "size": _MARKER_SIZE, "opacity": 1, "clip": True}
+        mark["filled"] = is_filled
+        if not is_filled:
+            mark["fill"] = ink("paper", theme)
+        encoding = {**frame, "color": channels["color"], "shape": channels["shape"]}
+        layers.append(_layer(marked_curves, mark, encoding))
+    return layers
+
+
+def _single_points(curve: Series) -> Series:
+    """Returns the points of a curve between two gaps, which are not visible as a line."""
+    finite = [math.isfinite(x) and math.isfinite(y) for x, y in zip(curve.x, curve.y)]
+    single = [
+        index
+        for index, is_finite in enumerate(finite)
+        if is_finite and not any(finite[max(index - 1, 0) : index] + finite[index + 1 : index + 2])
+    ]
+    x = [curve.x[index] for index in single]
+    y = [curve.y[index] for index in single]
+    return dataclasses.replace(curve, x=x, y=y, ends=None)
+
+
+def _arrows(curves: Sequence[Series], x_scale: Scale, y_scale: Scale) -> list[Spec]:
+    """Returns an arrow at each edge that an interval exceeds."""
+    arrows = list[Spec]()
+    for curve in curves:
+        if curve.ends is None or curve.kind == "band":
+            continue
+        scale = x_scale if curve.across else y_scale
+        positions = curve.y if curve.across else curve.x
+        for position, (low, high) in zip(positions, curve.ends):
+            for edge, exceeds, angle in (
+                (scale.low, low < scale.low, 180),
+                (scale.high, high > scale.high, 0),
+            ):
+                if exceeds:
+                    x = edge if curve.across else position
+                    y = position if curve.across else edge
+                    turn = angle + 90 if curve.across else angle
+                    arrows.append({"x": x, "y": y, "angle": turn, "curve": curve.label})
+    return arrows
+
+
+def _arrow_layer(
+    arrows: list[Spec], frame: Mapping[str, Spec], channels: Mapping[str, Spec]
+) -> Spec:
+    angle = {"field": "angle", "type": "quantitative", "scale": None}
+    mark = {"type": "point", "shape": "triangle-up", "size": 60, "filled": False}
+    encoding = {**frame, "color": channels["color"], "angle": angle}
+    return {"data": {"values": arrows}, "mark": mark, "encoding": encoding}
+
+
+def _pointer_layer(
+    chart: Chart,
+    curves: Sequence[Series],
+    frame: Mapping[str, Spec],
+    channels: Mapping[str, Spec],
+    theme: Theme,
+) -> Spec:
+    """Returns the layer that shows the values of the point nearest to the pointer.
+
+    Pale curves have no values, because a smooth curve over them has.
+    """
+    rows = [row for curve in curves if curve.kind in ("line", "band") for row in _rows(curve)]
+    axes = (("x", chart.x.label), ("y", chart.y.label), ("low", "from"), ("high", "to"))
+    has_ends = any("low" in row for row in rows)
+    tooltip: list[Spec] = [
+        {"field": field, "type": "quantitative", "format": _FORMAT, "title": title or field}
+        for field, title in axes[: 4 if has_ends else 2]
+    ]
+    if any(not curve.label.startswith(_UNNAMED) for curve in curves):
+        # The areas around points that Vega-Lite makes for `nearest` have the drawn points as data,
+        # and of these only numbers are found by their field. A point's description is its curve.
+        tooltip.insert(0, {"field": "description", "type": "nominal", "title": "curve"})
+    opacity = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+    mark = {"type": "point", "size": 110, "filled": False, "strokeWidth": 2, "clip": True}
+    return {
+        "params": [_HOVER, _ZOOM],
+        "data": {"values": rows},
+        "mark": mark,
+        "encoding": {
+            **frame,
+            "color": channels["color"],
+            "opacity": opacity,
+            "description": {"field": "curve", "type": "nominal"},
+            "tooltip": tooltip,
+        },
+    }
+
+
+def with_shared_data(spec: Spec) -> Spec:
+    """Returns the description of a chart in which layers with the same points share their data."""
+    datasets: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    layers = []
+    for layer in spec["layer"]:
+        values = layer["data"]["values"]
+        name = names.setdefault(json.dumps(values), f"points_{len(names)}")
+        datasets[name] = values
+        layers.append({**layer, "data": {"name": name}})
+    return {**spec, "layer": layers, "datasets": datasets}
+
+
+def bars_spec(bars: Bars, theme: Theme) -> Spec:
+    """Returns the Vega-Lite description of stacked bars, without size and title."""
+    names = list(dict.fromkeys(name for _, parts in bars.rows for name, _ in parts))
+    rows = []
+    for label, parts in bars.rows:
+        total = sum(value for _, value in parts)
+        for name, value in parts:
+            share = f"{value / total:.0%}" if total > 0 else ""
+            rows.append({"row": label, "part": name, "value": _finite(value), "share": share})
+    colours = [ink(name, theme) for _, name in bar_colours(bars)]
+    return {
+        "data": {"values": rows},
+        "mark": "bar",
+        "encoding": {
+            "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
+            "x": {
+                "field": "value",
+                "type": "quantitative",
+                "title": bars.unit,
+                "axis": {"tickCount": 5},
+            },
+            "color": {
+                "field": "part",
+                "type": "nominal",
+                "scale": {"domain": names, "range": colours},
+                "legend": None,
+            },
+            "tooltip": [
+                {"field": "part", "type": "nominal", "title": "part"},
+                {"field": "value", "type": "quantitative", "format": _FORMAT, "title": bars.unit},
+                {"field": "share", "type": "nominal", "title": "share"},
+            ],
+        },
+    }
+
+
+def bar_colours(bars: Bars) -> list[tuple[str, str]]:
+    """Returns the name and the colour of each part of stacked bars."""
+    names = dict.fromkeys(name for _, parts in bars.rows for name, _ in parts)
+    return [(name, colour(index)) for index, name in enumerate(names, 1)]

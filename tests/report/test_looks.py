@@ -1,0 +1,33 @@
+"""A method has the same colour in every picture, and the recommended one has a star."""
+
+from bacr_jax.config.shipped import OVERLAYS, names
+from bacr_jax.report.looks import GREY, RECOMMENDED, STAR, looks_of
+
+
+def look(series):
+    return series.colour, series.marker, series.line
+
+
+def test_a_method_has_its_colour_whatever_is_next_to_it():
+    (alone,) = looks_of(["grpo"])
+    assert looks_of(["anytime", "bacr-robust", "grpo"])[2].colour == alone.colour
+    # Study arms and presets write the same method with either character.
+    assert looks_of(["l1_exact"])[0].colour == looks_of(["l1-exact"])[0].colour
+
+
+def test_only_the_recommended_method_has_a_star():
+    methods = [name.rsplit("/", 1)[-1] for name in names((OVERLAYS,))]
+    assert RECOMMENDED in methods
+    starred = [name for name, one in zip(methods, looks_of(methods)) if one.marker == STAR]
+    assert starred == [RECOMMENDED]
+
+
+def test_all_shipped_methods_and_twenty_others_can_be_told_apart():
+    methods = [name.rsplit("/", 1)[-1] for name in names((OVERLAYS,))]
+    looks = looks_of([*methods, *(f"arm {i}" for i in range(20))])
+    assert len({look(one) for one in looks}) == len(looks)
+
+
+def test_runs_of_one_method_have_different_colours():
+    looks = looks_of(["grpo"] * 5)
+    assert len({one.colour for one in looks}) == 5 and GREY not in {one.colour for one in looks}
