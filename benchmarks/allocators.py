@@ -25,6 +25,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import record
+
 KEEP_ALL = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -76,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="of each run; the first one compiles")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("keys", nargs="*", metavar="key=value", help="of the training's config")
+    record.add_option(parser)
     return parser.parse_args()
 
 
@@ -145,6 +148,10 @@ def main() -> None:
             if numbers != expected:
                 raise SystemExit(f"{folder}: other metrics than under the first allocator")
             print(f"{name}, round {round_number}: {result.summary()}", flush=True)
+    times: dict[str, list[float]] = {}
+    for name, result in measurements.items():
+        times |= {f"learning, {name}": result.learn, f"sampling, {name}": result.rollout}
+    record.write(options, record.seconds(times))
     summary = {name: result.summary() for name, result in measurements.items()}
     print(f"\n{'':12}learn (s)  rollout (s)  kernel  memory (GB)")
     for name, row in summary.items():

@@ -1,6 +1,6 @@
 """Measures the cost of grading in a step, with and without grading during sampling.
 
-    python benchmarks/early_grading.py [--seconds 0.002] [--workers 2] [--steps 10]
+    python benchmarks/early_grading.py [--seconds 0.002] [--workers 2] [--steps 10] [--record FILE]
 
 With early grading, answers are graded as soon as they have been sampled. Without it, grading starts
 after the last answer. The benchmark runs the quickstart's model with a verifier that waits for
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import record
 from bacr_jax.config import io as config_io
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.runs.folder import open_run
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.002, help="of the verifier, per answer")
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--steps", type=int, default=10, help="of each kind, after one of each")
+    record.add_option(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -56,11 +58,13 @@ def main() -> int:
         config = config_io.load([ROOT / "configs/quickstart.yaml"], overrides)
         with open_run(folder / "run", config) as opened:
             seconds = measure(Trainer(config, opened), options.steps)
-    result = {
-        f"{kind}_{name}": round(statistics.median(of_step), 3)
-        for kind, found in seconds.items()
-        for name, of_step in zip(("s", "grading_s"), zip(*found[1:]))
+    times = {
+        f"{kind}_{name}": list(of_step)
+        for kind, steps in seconds.items()
+        for name, of_step in zip(("s", "grading_s"), zip(*steps[1:]))
     }
+    record.write(options, record.seconds(times), {"ratio": ("late_s", "early_s")})
+    result = {name: round(statistics.median(values), 3) for name, values in times.items()}
     print(json.dumps(result | {"ratio": round(result["late_s"] / result["early_s"], 2)}))
     return 0
 

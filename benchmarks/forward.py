@@ -1,6 +1,6 @@
 """Measures tokens per second of the forward pass and the gradient, compared with transformers.
 
-    python benchmarks/forward.py [--threads 2] [--rounds 9]
+    python benchmarks/forward.py [--threads 2] [--rounds 9] [--record FILE]
 
 Both libraries use the same fp32 weights, tokens, loss and number of threads, and alternate in one
 process. The forward pass computes the logits of every token. The gradient is taken of the mean
@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import record
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -30,6 +32,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=8192)
+    record.add_option(parser)
     return parser.parse_args()
 
 
@@ -124,6 +127,8 @@ def main() -> None:
         sides = {"transformers": theirs(arguments, folder), "bacr_jax": ours(arguments, folder)}
     tokens = arguments.rows * arguments.length
     result: dict[str, object] = {}
+    measurements: dict[str, dict] = {}
+    ratios: dict[str, tuple[str, str]] = {}
     for job in ("forward", "train"):
         values = {name: jobs[job]() for name, jobs in sides.items()}  # also compiles and warms up
         if job == "train":
@@ -133,12 +138,15 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for name, jobs in sides.items():
                 seconds[name].append(timed(jobs[job]))
+        measurements |= record.seconds(seconds, job)
+        ratios[f"{job}_vs_hf"] = (f"{job}, transformers", f"{job}, bacr_jax")
         speed = {name: tokens / statistics.median(found) for name, found in seconds.items()}
         for name, value in speed.items():
             best = tokens / min(seconds[name])
             print(f"{job:8} {name:13} {value:9,.0f} tokens/s (best round {best:9,.0f})")
             result[f"{job}_tokens_per_s_{name}"] = round(value)
         result[f"{job}_vs_hf"] = round(speed["bacr_jax"] / speed["transformers"], 3)
+    record.write(arguments, measurements, ratios)
     print(json.dumps({**result, "threads": arguments.threads}))
 
 

@@ -1,6 +1,6 @@
 """Measures the learner: speed of the one-pass gradient, memory of log-probabilities, and MFU.
 
-    python benchmarks/learner.py [--rounds 5] [--rows 4] [--shape qwen2.5-1.5b]
+    python benchmarks/learner.py [--rounds 5] [--rows 4] [--shape qwen2.5-1.5b] [--record FILE]
 
 Three measurements:
 
@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import record
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
@@ -62,6 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=1024)
     parser.add_argument("--shape", default="qwen2.5-1.5b", help="model of the GPU measurement")
     parser.add_argument("--gpu-rows", type=int, default=4, help="rows of 4,096 positions")
+    record.add_option(parser)
     return parser.parse_args()
 
 
@@ -130,8 +132,8 @@ def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: An
     return loss
 
 
-def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Returns the median seconds of each job. The jobs alternate, after one warm-up call each."""
+def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Returns each job's seconds by round. The jobs alternate, after one warm-up call each."""
     for job in jobs.values():
         jax.block_until_ready(job())
     times: dict[str, list[float]] = {name: [] for name in jobs}
@@ -140,15 +142,17 @@ def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
             started = time.perf_counter()
             jax.block_until_ready(job())
             times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
 
 
-def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, float, float]:
+def one_pass_against_separate(
+    arguments: argparse.Namespace,
+) -> tuple[dict[str, list[float]], float, int]:
     """Compares the one-pass gradient with separate sequences.
 
     Returns:
-      The ratio of the times (separate / one-pass), the same ratio of the operations, and the
-      positions per second of the one-pass gradient.
+      The seconds of both, the ratio of their operations (separate / one-pass), and the number of
+      positions of the one-pass gradient.
     """
     width, heads = arguments.width, max(arguments.width // 64, 1)
     shape = Qwen2Config(
@@ -185,16 +189,17 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
     norm = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(one(params)))
     worst = max(map(float, jax.tree.leaves(gap))) / norm
     print(f"largest difference of the two gradients, relative: {worst:.1e}")
-    seconds = in_turns(
+    times = in_turns(
         {"one pass": lambda: one(params), "separate": lambda: separate(params)}, arguments.rounds
     )
+    seconds = {name: statistics.median(values) for name, values in times.items()}
     positions = batch.trunk.size + batch.branches.size
     sequences = int(np.sum(batch.context)) + batch.branches.size
     print(f"one pass   {positions:6} positions  {seconds['one pass']:.3f} s")
     print(f"separate   {sequences:6} positions  {seconds['separate']:.3f} s")
     operations = separate_flops(shape, batch) / model_flops(shape, batch)
     print(f"operations, separate / one pass: {operations:.2f}")
-    return seconds["separate"] / seconds["one pass"], operations, positions / seconds["one pass"]
+    return times, operations, positions
 
 
 def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: int = 256) -> float:
@@ -258,8 +263,14 @@ def separate_flops(shape: Qwen2Config, batch: Batch) -> float:
     return flops(shape, lengths.sum(), num_targets(batch), (lengths * (lengths + 1) / 2).sum())
 
 
-def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
-    """Measures positions per second and MFU of a complete update with 4,096 positions per row."""
+def update_on_gpu(
+    arguments: argparse.Namespace,
+) -> tuple[list[float], float, float | None]:
+    """Measures a complete update with 4,096 positions per row.
+
+    Returns:
+      The seconds of each round, positions per second, and MFU (None for an unknown device).
+    """
     shape = preset(arguments.shape)
     batch = make_batch(arguments.gpu_rows, 256, 3584, 4, 64, shape.vocab_size)
     mesh = parallel.make_mesh(parallel.MeshShape(1, 1, 1, 1), jax.devices()[:1])
@@ -280,7 +291,8 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
         held[0], metrics = step(held[0], Minibatch(placed), allowed_tokens)
         return metrics["loss/total"]
 
-    seconds = in_turns({"update": update}, arguments.rounds)["update"]
+    times = in_turns({"update": update}, arguments.rounds)["update"]
+    seconds = statistics.median(times)
     positions = batch.trunk.size + batch.branches.size
     operations = model_flops(shape, batch)
     kind = jax.devices()[0].device_kind
@@ -290,21 +302,31 @@ def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
         f"{arguments.shape} on {kind}: {positions} positions, {seconds:.3f} s an update, "
         f"{operations / seconds / 1e12:.0f} TFLOP/s of model arithmetic"
     )
-    return positions / seconds, mfu
+    return times, positions / seconds, mfu
 
 
 def main() -> None:
     arguments = parse()
-    ratio, operations, tokens_per_s = one_pass_against_separate(arguments)
-    found: dict[str, Any] = {
-        "one_pass_vs_separate": round(ratio, 3),
+    times, operations, positions = one_pass_against_separate(arguments)
+    one_pass = statistics.median(times["one pass"])
+    tokens_per_s = positions / one_pass
+    memory = memory_ratio()
+    result: dict[str, Any] = {
+        "one_pass_vs_separate": round(statistics.median(times["separate"]) / one_pass, 3),
         "arithmetic_ratio": round(operations, 3),
-        "logprob_memory_ratio": round(memory_ratio(), 4),
+        "logprob_memory_ratio": round(memory, 4),
     }
+    measurements = record.seconds(times, "gradient")
+    measurements["log-probabilities, memory in chunks"] = record.measurement(
+        [memory], unit="of all", exact=True
+    )
     if jax.default_backend() == "gpu":
-        tokens_per_s, mfu = update_on_gpu(arguments)
-        found["mfu"] = None if mfu is None else round(mfu, 4)
-    print(json.dumps({**found, "tokens_per_s": round(tokens_per_s, 1)}))
+        updates, tokens_per_s, mfu = update_on_gpu(arguments)
+        measurements |= record.seconds({"update": updates})
+        result["mfu"] = None if mfu is None else round(mfu, 4)
+    ratios = {"one_pass_vs_separate": ("gradient, separate", "gradient, one pass")}
+    record.write(arguments, measurements, ratios)
+    print(json.dumps({**result, "tokens_per_s": round(tokens_per_s, 1)}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compares BACR with published GRPO on the quickstart, over several seeds.
 
-    python benchmarks/quickstart.py --seeds 0 1 2 --out runs/quickstart-seeds
+    python benchmarks/quickstart.py --seeds 0 1 2 --out runs/quickstart-seeds [--record FILE]
 
 For each seed, both methods start from the same warm-up and generate the same number of tokens. GRPO
 is the preset configs/methods/grpo.yaml on top of the same config. Every run uses the ordinary
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+import record
 from bacr_jax.report import figures, table
 from bacr_jax.runs.folder import RunPaths
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/quickstart-seeds"))
+    record.add_option(parser)
     arguments = parser.parse_args()
     console, collected = Console(width=120), {"warm-up": [], "BACR": [], "GRPO": []}
     seconds = []
@@ -104,6 +106,7 @@ def main() -> None:
     ]
     longest = budgets[-1]
     length = lambda name: greedy[name][longest]["mean_thinking_tokens"]
+    record.write(arguments, record.seconds({"bacr": seconds}, "whole run"))
     print(
         json.dumps(
             {

@@ -1,6 +1,6 @@
 """Measures the throughput of rollouts, compared with transformers and with simpler schedulers.
 
-    python benchmarks/rollout.py [--rounds 5]                 CPU, one thread on each side
+    python benchmarks/rollout.py [--rounds 5] [--record FILE]  CPU, one thread on each side
     python benchmarks/rollout.py --model FOLDER               CPU, (a) alone, on these weights
     python benchmarks/rollout.py --preset qwen2.5-1.5b        GPU, bfloat16, random weights
 
@@ -30,6 +30,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+import record
 
 
 def parse() -> argparse.Namespace:
@@ -42,7 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--model", help="Hugging Face folder, for (a) alone")
+    parser.add_argument("--model", type=Path, help="Hugging Face folder, for (a) alone")
     parser.add_argument(
         "--products", help="16-bit type of our weight products, and of all that transformers does"
     )
@@ -51,11 +54,12 @@ def parse() -> argparse.Namespace:
         "--attention", choices=("cudnn", "xla"), default="cudnn", help="of decoding, on a GPU"
     )
     parser.add_argument("--without-transformers", action="store_true", help="skip (a)")
+    record.add_option(parser)
     return parser.parse_args()
 
 
-def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Returns the median seconds of each job. The jobs are warmed up once and then alternate."""
+def time_jobs(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Returns each job's seconds by round. The jobs alternate, after one warm-up call each."""
     for job in jobs.values():
         job()
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
@@ -65,11 +69,15 @@ def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[s
             started = time.perf_counter()
             job()
             seconds[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
     for name, taken in seconds.items():
         spread = " ".join(f"{s:.3f}" for s in sorted(taken))
-        print(f"  {name:34} median {medians[name]:.3f} s   ({spread})", flush=True)
-    return medians
+        print(f"  {name:34} median {statistics.median(taken):.3f} s   ({spread})", flush=True)
+    return seconds
+
+
+def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Returns the median of each job's seconds."""
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 class World:
@@ -215,7 +223,7 @@ def against_transformers(arguments, world, folder):
         assert rollout.counters["tokens"] == arguments.rows * arguments.new
 
     print(f"(a) {arguments.rows} rows, prompt {arguments.prompt}, {arguments.new} new tokens")
-    seconds = median_seconds(
+    times = time_jobs(
         {
             "bacr_jax": ours,
             "transformers, default cache": theirs,
@@ -223,10 +231,14 @@ def against_transformers(arguments, world, folder):
         },
         arguments.rounds,
     )
+    seconds = medians(times)
     mine = seconds.pop("bacr_jax")
     total = arguments.rows * arguments.new
     print(f"  {total / mine:,.0f} tokens/s; transformers {total / min(seconds.values()):,.0f}")
-    return {"vs_hf_best": min(seconds.values()) / mine, "tokens_per_s": total / mine}
+    best = min(seconds, key=seconds.__getitem__)
+    result = {"vs_hf_best": seconds[best] / mine, "tokens_per_s": total / mine}
+    ratios = {"vs_hf_best": (f"sampling, {best}", "sampling, bacr_jax")}
+    return result, record.seconds(times, "sampling"), ratios
 
 
 def against_static_batches(arguments, world):
@@ -267,15 +279,19 @@ def against_static_batches(arguments, world):
         f"(b) {rows} rows in {slots} slots, budgets {budgets.min()}..{budgets.max()}, "
         f"mean {budgets.mean():.0f}"
     )
-    seconds = median_seconds({"refilled": refilled, "static batches": static}, arguments.rounds)
+    times = time_jobs({"refilled": refilled, "static batches": static}, arguments.rounds)
+    seconds = medians(times)
     occupancy = kept["refilled"]["occupancy"]
     print(
         f"  occupancy {occupancy:.3f}, of the last static batch {kept['static']['occupancy']:.3f}"
     )
-    return {
+    result = {
         "occupancy": occupancy,
         "refill_vs_static": seconds["static batches"] / seconds["refilled"],
     }
+    measurements = record.seconds(times, "slots")
+    measurements["slots, occupancy"] = record.measurement([occupancy], "share", "higher", True)
+    return result, measurements, {"refill_vs_static": ("slots, static batches", "slots, refilled")}
 
 
 def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
@@ -319,8 +335,11 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
             assert rollout.counters["tokens"] == rows * answer
 
     print(f"(c) {rows} trunks of {new} tokens, {num_cuts} answers of {answer} tokens each")
-    seconds = median_seconds({"shared cache": shared, "prefilled again": again}, arguments.rounds)
-    return {"branches_vs_reprefill": seconds["prefilled again"] / seconds["shared cache"]}
+    times = time_jobs({"shared cache": shared, "prefilled again": again}, arguments.rounds)
+    seconds = medians(times)
+    result = {"branches_vs_reprefill": seconds["prefilled again"] / seconds["shared cache"]}
+    ratios = {"branches_vs_reprefill": ("answers, prefilled again", "answers, shared cache")}
+    return result, record.seconds(times, "answers"), ratios
 
 
 def on_gpu(arguments):
@@ -339,8 +358,14 @@ def on_gpu(arguments):
 
     world = World(shape, jax.jit(random_params)(jax.random.key(0)), jnp.bfloat16)
     weights = sum(x.nbytes for x in jax.tree.leaves(world.params))
-    bandwidth = copy_bandwidth()
-    step, length, broken = decode_seconds(arguments, world)
+    copies = copy_bandwidth()
+    bandwidth = statistics.median(copies)
+    steps, length, broken = decode_seconds(arguments, world)
+    step = statistics.median(steps)
+    measurements = record.seconds({"decoding step": steps})
+    rates = [rate / 1e9 for rate in copies]
+    measurements["bare copy"] = record.measurement(rates, "GB/s", "higher")
+    record.write(arguments, measurements)
     rows = arguments.rows
     entries = 2 * shape.num_layers * rows * shape.num_kv_heads * length * shape.head_dim
     caches = entries * jnp.dtype(jnp.bfloat16).itemsize
@@ -364,7 +389,7 @@ def on_gpu(arguments):
 
 
 def copy_bandwidth():
-    """Measures the memory bandwidth of a copy, in bytes read and written per second."""
+    """Measures the memory bandwidth of a copy, in bytes read and written per second, 9 times."""
     import jax
     import jax.numpy as jnp
 
@@ -378,11 +403,12 @@ def copy_bandwidth():
             found = copy(found)
         jax.block_until_ready(found)
 
-    return 64 * 2 * block.nbytes / median_seconds({"64 copies": copies}, 9)["64 copies"]
+    seconds = time_jobs({"64 copies": copies}, 9)["64 copies"]
+    return [64 * 2 * block.nbytes / value for value in seconds]
 
 
 def decode_seconds(arguments, world):
-    """Measures the seconds of a decoding step with all slots in use.
+    """Measures the seconds of decoding steps with all slots in use.
 
     Also returns the number of keys per row halfway through the timed steps, and whether any row had
     non-finite logits.
@@ -414,7 +440,7 @@ def decode_seconds(arguments, world):
         if index >= 2:
             seconds.append((time.perf_counter() - started) / steps)
     keys = arguments.prompt + steps * (2 + chunks) // 2
-    return statistics.median(seconds), keys, broken.any()
+    return seconds, keys, broken.any()
 
 
 def main() -> None:
@@ -427,15 +453,23 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"
-    result: dict[str, float] = {}
+    parts = []
     with tempfile.TemporaryDirectory() as parent:
         folder = arguments.model or os.path.join(parent, "model")
         world = cpu_world(arguments, folder)
         if not arguments.without_transformers:
-            result |= against_transformers(arguments, world, folder)
+            parts.append(against_transformers(arguments, world, folder))
     if not arguments.model:
-        result |= against_static_batches(arguments, world)
-        result |= against_prefilling_again(arguments, world)
+        parts.append(against_static_batches(arguments, world))
+        parts.append(against_prefilling_again(arguments, world))
+    result: dict[str, float] = {}
+    measurements: dict[str, dict] = {}
+    ratios: dict[str, tuple[str, str]] = {}
+    for values, measured, fractions in parts:
+        result |= values
+        measurements |= measured
+        ratios |= fractions
+    record.write(arguments, measurements, ratios)
     print(json.dumps({name: round(value, 3) for name, value in result.items()}))
 
 

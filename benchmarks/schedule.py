@@ -1,6 +1,6 @@
 """Counts the attention keys that a rollout reads, by simulating only its scheduler.
 
-    python benchmarks/schedule.py
+    python benchmarks/schedule.py [--record FILE]
 
 A decoding step must read the keys of its live rows. XLA's attention reads more, because it reads
 the full length of the KV cache for every slot. Attention with a length per row (`cudnn_decoding`)
@@ -8,12 +8,14 @@ only reads the live keys, but all devices wait for the device with the most live
 simulation needs neither a model nor a device.
 """
 
+import argparse
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jax.sharding import AbstractMesh
 from jaxtyping import Int
 
+import record
 from bacr_jax.model.sizes import preset
 from bacr_jax.parallel import AXES
 from bacr_jax.rollout import RolloutSpec
@@ -133,12 +135,18 @@ def on_devices(count: int, *, windows: int = 4) -> RolloutSpec:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    record.add_option(parser)
+    options = parser.parse_args()
+    shares: dict[str, float] = {}
     prompts, budgets = math_like()
     spec = on_devices(8)
     for windows in (4, 16):
         finer = replace(spec, windows=windows)
         read = simulate(prompts, budgets, budgets, spec=finer, width=1024)
+        shares[f"keys read for nothing, {windows} windows"] = read.wasted_by_window
         print(f"{windows} windows: {read.wasted_by_window:.0%} of the keys read for nothing")
+    shares["time waited, a length per row"] = read.wasted_by_row
     print(f"by rows: {read.wasted_by_row:.0%} of the time waited")
     # For comparison: consecutive rows of the sorted order on each device.
     order = np.argsort(-budgets, kind="stable").reshape(8, -1)
@@ -149,6 +157,11 @@ def main() -> None:
     ]
     waited = 1.0 - np.sum(keys) / (8 * np.max(keys, axis=0).sum())
     print(f"in the order itself: {waited:.0%}")
+    shares["time waited, consecutive rows per device"] = float(waited)
+    measurements = {
+        name: record.measurement([share], "share", exact=True) for name, share in shares.items()
+    }
+    record.write(options, measurements)
 
 
 if __name__ == "__main__":

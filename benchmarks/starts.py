@@ -1,7 +1,7 @@
 """Measures the startup time of commands with a filled compilation cache.
 
     bacr train --config configs/quickstart.yaml output.dir=runs/quickstart
-    python benchmarks/starts.py --run runs/quickstart
+    python benchmarks/starts.py --run runs/quickstart [--record FILE]
 
 There are three measurements. Each is the median over several repetitions; the first repetition
 compiles and is not counted.
@@ -24,6 +24,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import record
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("train", "evaluate", "generate", "export", "report", "plan", "data", "grading", "study")
@@ -107,11 +109,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--run", type=Path, required=True, help="a finished quickstart")
     parser.add_argument("--rounds", type=int, default=3)
+    record.add_option(parser)
     options = parser.parse_args()
     if not (options.run / "warmup").is_dir():
         parser.error(f"--run {options.run}: no finished quickstart; train one (see above)")
     rounds = range(options.rounds)
-    help_s = {name: statistics.median(help_of(name) for _ in rounds) for name in COMMANDS}
+    help_times = {name: [help_of(name) for _ in rounds] for name in COMMANDS}
+    help_s = {name: statistics.median(values) for name, values in help_times.items()}
     for name, seconds in help_s.items():
         print(f"{name} --help: {seconds:.2f} s of CPU, JAX imported: {imports_jax(name)}")
     asked = [question(options.run) for _ in range(options.rounds + 1)][1:]
@@ -120,6 +124,11 @@ def main() -> None:
     median = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     for name, seconds in median.items():
         print(f"quickstart until its first step, {name}: {seconds:.2f} s")
+    first_steps = {name: [run[name] for run in runs] for name in runs[0]}
+    measurements = record.seconds(help_times, "--help")
+    measurements |= record.seconds({"generate, one question": asked})
+    measurements |= record.seconds(first_steps, "quickstart until its first step")
+    record.write(options, measurements)
     result = {
         "help_s": max(help_s.values()),
         "generate_s": statistics.median(asked),

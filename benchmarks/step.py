@@ -1,6 +1,6 @@
 """Measures the seconds of a complete GRPO step, and of a BACR step with answers at four cuts.
 
-    python benchmarks/step.py --model HFDIR --prompts FILE.jsonl [--threads 1]
+    python benchmarks/step.py --model HFDIR --prompts FILE.jsonl [--threads 1] [--record FILE]
 
 Each line of FILE.jsonl has a `prompt`, of which the first 32 tokens are used (shorter prompts are
 repeated). A step samples G responses of exactly 128 tokens (`--new`; the end token is never
@@ -21,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 
+import record
+
 PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
 # Maximum number of layers for which the layers are unrolled. Larger models use a scan over layers,
 # and recompute them in the backward pass.
@@ -38,7 +40,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="a small Hugging Face folder")
+    parser.add_argument("--model", required=True, type=Path, help="a small Hugging Face folder")
     parser.add_argument("--prompts", required=True, type=Path, help="JSONL with a key prompt")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--group", type=int, default=8)
@@ -51,6 +53,7 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="instead: a step of each kind for each line on the standard input, seconds as JSON",
     )
+    record.add_option(parser)
     return parser.parse_args()
 
 
@@ -203,14 +206,14 @@ def main() -> None:
             taken = step(num_cuts)
             if index >= arguments.warm_up:
                 seconds.append(taken)
-    middle = lambda values: round(statistics.median(values), 4)
-    plain, branched = found[0], found[CUTS]
-    result = {
-        "step_s": middle(a + b for a, b in plain),
-        "generate_s": middle(a for a, _ in plain),
-        "update_s": middle(b for _, b in plain),
-        "bacr_step_s": middle(a + b for a, b in branched),
+    times = {
+        "step_s": [sampling + update for sampling, update in found[0]],
+        "generate_s": [sampling for sampling, _ in found[0]],
+        "update_s": [update for _, update in found[0]],
+        "bacr_step_s": [sampling + update for sampling, update in found[CUTS]],
     }
+    result = {name: round(statistics.median(values), 4) for name, values in times.items()}
+    record.write(arguments, record.seconds(times), {"bacr_over_step": ("bacr_step_s", "step_s")})
     ratio = result["bacr_step_s"] / result["step_s"]
     print(
         f"{step.rows} rows, {PROMPT} + {step.new} tokens, {arguments.threads} thread(s); "

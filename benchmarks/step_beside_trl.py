@@ -1,6 +1,6 @@
 """Compares the seconds of a GRPO step with TRL, for the same model and shapes on the same core.
 
-    python benchmarks/step_beside_trl.py --folder runs/beside-trl [--rounds 9] [--model MODEL]
+    python benchmarks/step_beside_trl.py --folder runs/beside-trl [--rounds 9] [--record FILE]
 
 The script creates two virtual environments in the folder unless they exist: `ours` (this clone) and
 `trl` (TRL 1.16, transformers 5.23, PyTorch), installed with pip. `--ours` and `--trl` select
@@ -19,6 +19,8 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+import record
 
 HERE = Path(__file__).parent
 TRL = ("trl==1.16.*", "transformers==5.23.*", "torch==2.13.*", "accelerate", "datasets")
@@ -44,6 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--trl-parts", type=int, default=1, help="parts in which TRL accumulates its gradients"
     )
+    record.add_option(parser)
     return parser.parse_args()
 
 
@@ -119,6 +122,14 @@ def main() -> None:
     for name, seconds in found.items():
         low, middle, high = statistics.quantiles(seconds, n=4)
         print(f"{name:12s} median {middle:.3f} s, quartiles {low:.3f} to {high:.3f}")
+    record.write(
+        arguments,
+        record.seconds(found),
+        {
+            "trl_over_step": ("trl_step_s", "step_s"),
+            "bacr_over_step": ("bacr_step_s", "step_s"),
+        },
+    )
     middles = {name: statistics.median(seconds) for name, seconds in found.items()}
     ratios = {
         "trl_over_step": middles["trl_step_s"] / middles["step_s"],

@@ -49,13 +49,36 @@ _FUNCTIONS = frozenset(
 FINAL = re.compile(r"(?i:final answer is)\s*:?[^\S\n]*(?=[^\n])")
 STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)[^\S\n]*\n?[^\S\n]*(?=[^\n])")
 STATEMENT_CHARS = 300
-_END = r"(?:(?!\.\s|\.\Z|\s(?:but|it|rather)\b)[^,;\n])"
+# A clause ends at a comma, a full stop, or a word that begins the next clause.
+_END = r"(?:(?!\.\s|\.\Z|\s(?:but|it|rather|so|thus|hence|therefore)\b)[^,;\n])"
 _DENIED = re.compile(
-    r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|other than)\b|n't\b)"
+    r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|other than|anything but|far from"
+    r"|no longer|hardly|(?<!no )(?<!without )doubt|doubtful|unlikely|impossible|deny"
+    r"|(?:false|untrue|wrong|incorrect) that)\b|n't\b|≠|\\neq?(?![a-z]))"
     rf"{_END}{{0,200}}"
 )
+# "13 is not the answer" rejects 13, but "I do not think the answer is 14" denies what follows.
 _REJECTED = re.compile(
-    rf"{_END}{{0,200}}(?i:\b(?:wrong|incorrect|false|mistaken|a mistake|an error)\b)"
+    rf"{_END}{{0,200}}(?i:\b(?:wrong|incorrect|false|mistaken|a mistake|an error)\b(?!\sthat\b)"
+    r"|(?:\b(?:not|never|cannot)|n't)\s(?:(?!that\b)[a-z]+\s){0,4}"
+    r"(?:answer|solution|result|correct|right|true)\b(?!\s?(?:that|is|was|equals|[:=])))"
+    r"|(?:(?!\.\s)[^;\n]){0,200}(?i:\bwhich (?:is|was) (?:wrong|incorrect|false|not))\b"
+)
+# A later sentence that withdraws an earlier answer, as in "The answer is 12. Actually, it is 15."
+# and "That is wrong."
+_CORRECTION = re.compile(
+    r"""
+    \b(?:no|wait|actually|sorry|oops|correction|rather|i\smean|make\sthat
+      |on\s(?:second\sthoughts?|reflection))
+    [\s,.:;!\u2013\u2014-]+
+    (?:(?:it|that|this|the\s(?:\w+\s)?(?:answer|result|value|total|solution))
+      (?:'s|\s(?:is|was|equals|(?:should|must|has\sto)\sbe))\s|(?:should|must)\sbe\s)?
+    (?=[$\\+-]?\.?\d|\$|\\[(\[])
+    | \b(?:that|this|it)(?:'s|\s(?:is|was))\s
+      (?:wrong|incorrect|false|a\smistake|not\s(?:correct|right|true))\b(?!\sthat\b)
+    | \bi\stake\s(?:that|it|this)\sback\b
+    """,
+    re.VERBOSE | re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
@@ -361,8 +384,15 @@ def last_statement(pattern: re.Pattern[str], text: str) -> int | None:
     return starts[-1] if starts else None
 
 
-def without_denials(text: str) -> str:
-    """Removes negated and rejected answers from prose, such as "not 13" or "13 is wrong"."""
+def without_withdrawn(text: str) -> str:
+    """Removes the answers that prose denies, rejects or replaces.
+
+    Removed are "not 13", "13 is wrong", "13 is not the answer", "I doubt that the answer is 13",
+    and the text before a correction such as "Actually, it is 15".
+    """
+    corrections = list(_CORRECTION.finditer(text))
+    if corrections:
+        text = text[corrections[-1].end() :]
     return _DENIED.sub(" ", _REJECTED.sub(" ", text))
 
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bacr_grading.compare import ParsedAnswer
 from bacr_grading.normalize import canonical, split_unit
+from bacr_grading.parsed_answer import ParsedAnswer
 
 # Maximum length of an answer in characters, and maximum nesting depth of sums. Answers beyond these
 # limits are not examined.
@@ -48,6 +48,7 @@ _FAMILIES = {
 _CONSTANTS = {"\\pi": "pi", "\\infty": "infinity", "\\phi": "phi", "\\varphi": "phi"}
 _LETTERS = {"e": "e", "i": "i"}
 _OPENED = {"(": ")", "[": "]", "{": "}"}
+_SUM_SIGNS = frozenset(["+", "-", "\\pm", "\\mp"])
 _ROUNDED = {"\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 RATIONAL = ""
 
@@ -66,12 +67,15 @@ class _Operand:
       value: the value if the operand is a single number, otherwise None.
       power_of_ten: True if the operand is a power of ten, as in scientific notation.
       fraction: True if the operand is a fraction of two integers.
+      negative: True if the operand is written with a minus sign in front, or is a fraction with a
+        minus sign in the numerator or in the denominator.
     """
 
     kind: str
     value: Fraction | None = None
     power_of_ten: bool = False
     fraction: bool = False
+    negative: bool = False
 
 
 def operations(answer: ParsedAnswer) -> frozenset[str] | None:
@@ -159,28 +163,45 @@ class _Scanner:
         return following
 
     def sum(self) -> _Operand:
-        """Parses a sum and records "sum" as unevaluated if two of the terms can be added."""
+        """Parses a sum.
+
+        Records "sum" as unevaluated if two of the terms can be added, and "sign" if two signs
+        follow each other, as in "--56" and "-(-56)".
+        """
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise _NotConstant
-        negative = False
-        while self.peek() in ("+", "-", "\\pm", "\\mp"):
-            negative = self.take() == "-"
+        first_sign = self.sign()
         first = self.product()
+        if first_sign and first.negative:
+            self.undone.add("sign")
         terms = [first]
-        while self.peek() in ("+", "-", "\\pm", "\\mp"):
-            self.take()
-            if self.peek() == "-":
-                self.take()
-            terms.append(self.product())
+        while self.peek() in _SUM_SIGNS:
+            self.sign()
+            term = self.product()
+            if term.negative:
+                self.undone.add("sign")
+            terms.append(term)
         self.depth -= 1
         if len(terms) == 1:
+            negative = first_sign == "-"
             value = -first.value if negative and first.value is not None else first.value
-            return _Operand(first.kind, value, first.power_of_ten, first.fraction)
+            return _Operand(
+                first.kind, value, first.power_of_ten, first.fraction, negative or first.negative
+            )
         kinds = [term.kind for term in terms]
         if len(set(kinds)) < len(kinds):
             self.undone.add("sum")
         return _Operand("(" + "+".join(sorted(kinds)) + ")" if any(kinds) else RATIONAL)
+
+    def sign(self) -> str:
+        """Parses the signs before a term and returns the first one, or "" if there is none."""
+        signs = []
+        while self.peek() in _SUM_SIGNS:
+            signs.append(self.take())
+        if len(signs) > 1:
+            self.undone.add("sign")
+        return signs[0] if signs else ""
 
     def product(self) -> _Operand:
         """Parses a product, with or without multiplication signs, and quotients."""
@@ -218,7 +239,8 @@ class _Scanner:
         rational = [factor for factor in factors if factor.kind == RATIONAL]
         irrational = [factor.kind for factor in factors if factor.kind != RATIONAL]
         scientific = len(rational) == 2 and rational[1].power_of_ten
-        if len(rational) > 1 and not scientific:
+        has_zero = any(factor.value == 0 for factor in rational)
+        if has_zero or (len(rational) > 1 and not scientific):
             self.undone.add("product")
         roots = [kind for kind in irrational if kind.startswith("root")]
         sums = [kind for kind in irrational if kind.startswith("(")]
@@ -239,8 +261,11 @@ class _Scanner:
                 self.undone.add("quotient")
         elif top.kind == bottom.kind and not self.undone:
             self.undone.add("quotient")
+        if top.negative and bottom.negative:
+            self.undone.add("sign")
         kinds = [part.kind for part in (top, bottom) if part.kind]
-        return _Operand("*".join(sorted(kinds)), fraction=fraction)
+        negative = top.negative or bottom.negative
+        return _Operand("*".join(sorted(kinds)), fraction=fraction, negative=negative)
 
     def factor(self) -> _Operand:
         """Parses an atom and the exponents, factorials, percent and degree signs that follow."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from bacr_grading.compare import Decision, ParsedAnswer, bases_clash, decide, read
+from bacr_grading.compare import Decision, bases_clash, decide
 from bacr_grading.extract import (
     ANSWER_CAP,
     FINAL,
@@ -22,12 +22,13 @@ from bacr_grading.extract import (
     last_statement,
     open_answer,
     reference_answer,
-    without_denials,
     without_lead_in,
+    without_withdrawn,
 )
 from bacr_grading.guards import nesting, not_text, refuse
 from bacr_grading.normalize import clean
 from bacr_grading.numbers import PLACES, clash, rounds_to
+from bacr_grading.parsed_answer import ParsedAnswer, read
 from bacr_grading.pool import Request
 from bacr_grading.statement import Claim, claims
 
@@ -376,30 +377,30 @@ class _Comparison(NamedTuple):
             return Verdict(False, None, "none")
         is_short = len(answer) <= BARE_ANSWER_CHARS
         has_prose = not is_short or is_prose(answer)
-        statement_start = last_statement(STATED, tail) if has_prose else None
         if is_short:
             verdict, path = self._decide_by_lenient_rules(read(answer))
             if verdict or (verdict is False and not has_prose):
                 return Verdict(verdict, answer, path)
-        stated_answer = None if statement_start is None else last_sentence(STATED, tail)
+        if not has_prose:
+            return self.judge_extracted(Extracted(answer, "tag"), is_closed=False)
+        prose = without_withdrawn(tail)
+        stated_answer = last_sentence(STATED, prose)
         if stated_answer is not None:
             verdict, path = self._decide_by_lenient_rules(read(stated_answer))
             if verdict is not None:
                 return Verdict(verdict, stated_answer, path)
-        if not has_prose:
-            return self.judge_extracted(Extracted(answer, "tag"), is_closed=False)
-        return self._search_prose(tail, statement_start)
+        return self._search_prose(prose)
 
-    def _search_prose(self, tail: str, statement_start: int | None) -> Verdict | Undecided:
+    def _search_prose(self, prose: str) -> Verdict | Undecided:
         """Grades the last number in prose, or returns a request to search the text by math-verify.
 
         Args:
-          tail: the end of the text.
-          statement_start: position of the sentence that states the answer, or None if missing.
+          prose: the end of the text, without withdrawn answers.
         """
-        if _refuse_reference(self.reference) or not_text(tail):
+        if _refuse_reference(self.reference) or not_text(prose):
             return Verdict(False, None, "guard")
-        searched = without_denials(tail if statement_start is None else tail[statement_start:])
+        statement_start = last_statement(STATED, prose)
+        searched = prose if statement_start is None else prose[statement_start:]
         number = _last_number(searched) if statement_start is None else None
         if number is not None:
             verdict, path = self._decide_by_lenient_rules(read(number))

@@ -24,7 +24,8 @@ from bacr_grading.normalize import split_multiplier, split_unit, unit
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
 # Two decimals are equal if they agree after rounding to six decimal places (math-verify's rule) and
-# the relative error is at most 0.001. The second condition only matters for small numbers.
+# the relative error is at most 0.001. The second condition only matters for small numbers. An
+# answer with more than six places must be correct in all of its places.
 PLACES = 6
 SMALL_NUMBER_TOLERANCE = Fraction(1, 1000)
 
@@ -272,6 +273,8 @@ def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: f
         return False
     largest_error = SMALL_NUMBER_TOLERANCE * abs(target)
     if error * 10**PLACES <= 1 and error <= largest_error:
+        if pred.places is not None and pred.places > PLACES and error * 10**pred.places >= 1:
+            return False
         return round(value, PLACES) == round(target, PLACES)
     places = pred.places
     if not lenient or places is None or places < 2 or _terminates(target):

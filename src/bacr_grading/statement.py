@@ -9,9 +9,10 @@ import math
 import re
 from typing import NamedTuple
 
-from bacr_grading.compare import ELISION, ParsedAnswer, split
+from bacr_grading.compare import ELISION
 from bacr_grading.forms import operations
 from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, unit
+from bacr_grading.parsed_answer import ParsedAnswer, split
 
 
 class Claim(NamedTuple):
@@ -66,19 +67,38 @@ _UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z
 _TWO_NUMBERS = re.compile(r"(?<!\\log_)\d\s+\d")
 _ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
 _RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
+# LaTeX symbols and accents that a name may contain. Operations such as \sin and \sqrt are missing,
+# because the equation \sin(x) = 1 does not state that the answer is 1.
+_SYMBOLS = (
+    r"(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi"
+    r"|(?:var)?rho|(?:var)?sigma|tau|upsilon|(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi"
+    r"|Pi|Sigma|Upsilon|Phi|Psi|Omega|ell|hbar|Re|Im|nabla|triangle"
+    r"|vec|hat|bar|tilde|dot|ddot|wide(?:hat|tilde)|over(?:line|rightarrow|leftrightarrow)"
+    r"|underline|boldsymbol|pmb)"
+)
+# Words that name an operation, as in \operatorname{sin}(x).
+_OPERATIONS = (
+    r"(?:sqrt|cbrt|(?:arc|a)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|lim|sum|prod|int|gcd|lcm"
+    r"|max|min|det|arg|abs|floor|ceil|round|sgn|not)"
+)
 _LETTER = (
-    r"(?:[A-Za-z]|\\(?!sqrt|frac|binom|sin|cos|tan|log|ln|exp|lim|sum|prod|int|gcd|lcm|max|min|det|arg"
-    r"|pi(?![A-Za-z])|infty|text)[A-Za-z]+(?:\s*\{[^{}]*\})?|\\text[a-z]*\{[^{}]*\})"
+    rf"(?:[A-Za-z]|\\{_SYMBOLS}(?![A-Za-z])(?:\s*\{{[^{{}}]*\}})?"
+    rf"|\\(?:text|math|mbox|operatorname)[a-z]*\s*"
+    rf"\{{(?!\s*{_OPERATIONS}\s*\}}\s*[\^_(\[])[^{{}}]*\}})"
 )
 _BELOW = r"(?:\s*_\s*(?:\w|\{[^{}]*\}|\\[A-Za-z]+))?"
-_MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|'|-1)+\s*\}|\\prime|\\ast|\*)))?"
-_ARGUMENTS = r"(?:\s*(?:\([^()=]*(?:\([^()=]*\)[^()=]*)*\)|\[[^\[\]=]*\]))?"
+_MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|')+\s*\}|\\prime|\\ast|\*)))?"
+# Only a function has an inverse that is a name, as in f^{-1}(2). The equation x^{-1} = 3 states
+# that x is 1/3.
+_INVERSE = r"\s*\^\s*\{\s*-\s*1\s*\}"
+_CALL = r"\s*(?:\([^()=]*(?:\([^()=]*\)[^()=]*)*\)|\[[^\[\]=]*\])"
 _D = r"(?:d|\\partial)\s?"
 # Names of quantities such as "x", "f(x)", "\angle ABC" or "total cost". Only a name may precede the
 # equals sign in an answer such as "x = 5".
 _NAME = re.compile(
     rf"""
-    {_LETTER}{_BELOW}{_MARKS}{_BELOW}{_ARGUMENTS}
+    {_LETTER}{_BELOW}{_MARKS}{_BELOW}(?:{_CALL})?
+    | {_LETTER}{_BELOW}{_INVERSE}{_BELOW}{_CALL}
     | (?:m\s?)?(?:\\(?:angle|measuredangle|triangle|square)\s*)?(?:\\text\{{\s*)?[A-Z]{{2,4}}\}}?'?
     | \\(?:angle|measuredangle)\s*(?:[A-Za-z]|\\[a-z]+)
     | \[[A-Z]{{3,6}}\] | [|][A-Z]{{2}}[|]
@@ -93,6 +113,7 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
+_INVERSE_OF_MATRIX = re.compile(rf"\s*[A-Z]{_INVERSE}\s*")
 # Commands that bind variables. An expression with such a command can be a constant even if it
 # contains letters.
 _BOUND = re.compile(r"\\(?:int|sum|prod|lim|begin|det)(?![A-Za-z])")
@@ -249,7 +270,7 @@ def _comparable(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
     The brackets must agree, and an inequality can only be equal to an inequality or an interval.
     """
-    is_inequality = bool(_ORDER.search(answer.key))
+    is_inequality = answer.assignment is None and bool(_ORDER.search(answer.key))
     if is_inequality and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
         return False
     if answer.items is None:
@@ -296,6 +317,8 @@ def _without_name(sides: list[str]) -> list[str]:
       sides: the parts of an answer between its equals signs.
     """
     if not sides[0] or _is_name(sides[0]):
+        return sides[1:]
+    if _INVERSE_OF_MATRIX.fullmatch(sides[0]) and "matrix}" in sides[-1]:
         return sides[1:]
     if _is_name(sides[-1]):
         return sides[:-1]

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_grading.compare import bases_clash, decide, read
+from bacr_grading.compare import bases_clash, decide
+from bacr_grading.parsed_answer import read
 
 
 def strict(pred, reference):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_grading.compare import read
 from bacr_grading.forms import operations
+from bacr_grading.parsed_answer import read
 
 EVALUATED = (
     """

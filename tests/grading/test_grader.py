@@ -196,6 +196,18 @@ STATEMENTS = [
     ("The answer is not 13. It is 14.", "14", "13"),
     ("The answer is 14, not 13.", "14", "13"),
     ("13 is wrong. The answer is 12.", "12", "13"),
+    ("The answer is 12. Actually, it is 15.", "15", "12"),
+    ("The answer is 12. No, 15.", "15", "12"),
+    ("The answer is 12. Sorry, it should be $15$.", "15", "12"),
+    ("The answer is 12 -- I mean 15", "15", "12"),
+    ("The answer is 12. Wait, let me check: 5 + 7 = 12.", "12", "13"),
+    ("I do not think that the answer is 13, the answer is 14.", "14", "13"),
+    ("I have no doubt the answer is 14.", "14", "13"),
+    ("The answer is 13. On reflection it is 14.", "14", "13"),
+    ("The answer is 13. I take that back. It is 14.", "14", "13"),
+    ("We cannot use it, so the answer is 7.", "7", "8"),
+    ("There is no way to pair them, so the answer is 7", "7", "8"),
+    ("It is impossible to fill half a bus so the answer is 7.", "7", "8"),
     ("The answer is $\\frac{84}{2}$.", "42", "84"),
     ("so it is 50%", "50", "51"),
     ("The final value is 13.20%", "13.2", "1.32"),
@@ -209,7 +221,28 @@ def test_reports_read_the_last_statement_and_nothing_that_is_denied(grader, text
     assert [verdict.correct for verdict in verdicts] == [True, False]
 
 
-@pytest.mark.parametrize("text", ["The answer is not 13.", "The answer isn't 13", "It is not 13."])
+DENIALS = [
+    "The answer is not 13.",
+    "The answer isn't 13",
+    "It is not 13.",
+    "13 is not the answer.",
+    "13 isn't the right answer.",
+    "13 cannot be right.",
+    "The answer can't be 13.",
+    "I doubt that the answer is 13.",
+    "I do not think the answer is 13.",
+    "It is not true that the answer is 13.",
+    "The answer is anything but 13.",
+    "The answer is no longer 13.",
+    "The answer is 13. That is wrong.",
+    "The answer is hardly 13.",
+    "The answer \\neq 13",
+    "It's false that the answer is 13.",
+    "The answer is 13, which is wrong.",
+]
+
+
+@pytest.mark.parametrize("text", DENIALS)
 def test_a_denied_value_is_no_answer(grader, text):
     assert not grader.grade([text], ["13"], mode="lenient")[0].correct
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bacr_grading import Grader, parse_reference, pool
-from bacr_grading.compare import decide, read
+from bacr_grading.compare import decide
 from bacr_grading.extract import last_box
+from bacr_grading.parsed_answer import read
 
 
 def test_public_cases_follow_their_expected_verdict(grader, shared_rows):

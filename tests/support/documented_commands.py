@@ -148,6 +148,7 @@ OTHERS = {
     "bacr train --config configs/examples/own-data.yaml": and_also(FEW),
     "bacr data --inspect ledger": as_is,
     "python docs/make_configuration.py": and_also("--check"),
+    "python docs/make_performance.py": and_also("--check"),
 }
 RUN = OF_RUNS | TWICE | OTHERS
 # Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.

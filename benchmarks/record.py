@@ -1,0 +1,215 @@
+"""Writes the measurements of a benchmark to a JSON file, and reads such files.
+
+Every benchmark with the option `--record FILE` calls `write`. `compare.py` compares two files, and
+docs/make_performance.py makes the tables of docs/performance.md from benchmarks/baselines/*.json.
+This module measures nothing. Standard library only.
+
+A file contains the benchmark's name and settings, the date, the commit, the machine, the versions
+of the packages, and for each measurement its values with their median and quartiles. A ratio names
+two measurements; its value is the ratio of their medians.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("bacr_jax", "jax", "jaxlib", "numpy", "torch", "transformers", "trl")
+# Options that place files or select an environment. They do not change what is measured.
+NOT_SETTINGS = ("record", "out", "folder", "ours", "trl", "run", "python", "on_demand")
+# A bootstrap interval of a median needs some values; with fewer there is a ratio only.
+FEWEST_VALUES = 5
+RESAMPLES = 2000
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--record` to a benchmark's command line."""
+    parser.add_argument(
+        "--record", type=new_file, metavar="FILE", help="also write all values to this new file"
+    )
+
+
+def new_file(text: str) -> Path:
+    """Returns the path of a file that can be created.
+
+    Raises:
+      argparse.ArgumentTypeError: the file exists, or its folder does not.
+    """
+    path = Path(text)
+    if path.exists():
+        raise argparse.ArgumentTypeError(f"{path}: found a file; write the name of a new one")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: its folder is missing; create {path.parent}")
+    return path
+
+
+def measurement(
+    values: Sequence[float], unit: str = "s", better: str = "lower", exact: bool = False
+) -> dict[str, Any]:
+    """Returns the record of one measurement.
+
+    Args:
+      values: one value per round.
+      unit: unit of the values.
+      better: "lower" or "higher".
+      exact: True if the value is counted, so that it is the same in every round.
+    """
+    numbers = [round(float(value), 6) for value in values]
+    low, high = numbers[0], numbers[0]
+    if len(numbers) > 1:
+        low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return {
+        "unit": unit,
+        "better": better,
+        "exact": exact,
+        "values": numbers,
+        "median": round(statistics.median(numbers), 6),
+        "quartiles": [round(low, 6), round(high, 6)],
+    }
+
+
+def seconds(times: Mapping[str, Sequence[float]], part: str = "") -> dict[str, dict[str, Any]]:
+    """Returns measurements of seconds, whose names begin with the name of a part."""
+    prefix = f"{part}, " if part else ""
+    return {f"{prefix}{name}": measurement(values) for name, values in times.items()}
+
+
+def write(
+    arguments: argparse.Namespace,
+    measurements: Mapping[str, Mapping[str, Any]],
+    ratios: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """Writes a record if `--record` was given.
+
+    Args:
+      arguments: the benchmark's command line; its options become the settings of the record.
+      measurements: results of `measurement` by name.
+      ratios: for each ratio, the measurements above and below the fraction bar.
+    """
+    if arguments.record is None:
+        return
+    fractions = {}
+    for name, (over, under) in (ratios or {}).items():
+        value = measurements[over]["median"] / measurements[under]["median"]
+        fractions[name] = {"over": over, "under": under, "value": round(value, 4)}
+    content = {
+        "benchmark": Path(sys.argv[0]).stem,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "settings": settings(arguments),
+        "measurements": dict(measurements),
+        "ratios": fractions,
+    }
+    arguments.record.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options that define what is measured; a path is reduced to its last part."""
+    options = {}
+    for name, value in vars(arguments).items():
+        if name not in NOT_SETTINGS:
+            options[name] = value.name if isinstance(value, Path) else value
+    return options
+
+
+def commit() -> dict[str, Any]:
+    """Returns the commit of this clone, and whether tracked files differ from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(changes)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "changed": None}
+
+
+def machine() -> dict[str, Any]:
+    """Returns the processor, the number of usable cores, the memory and the accelerators."""
+    fields = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": fields.get("model name", platform.machine()),
+        "family": fields.get("cpu family"),
+        "model": fields.get("model"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30),
+        "accelerators": accelerators(),
+        "load_before": round(os.getloadavg()[2], 2),
+    }
+
+
+def accelerators() -> list[str]:
+    """Returns the kinds of the devices that JAX computes on, without the CPU."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.default_backend() == "cpu":
+        return []
+    return [device.device_kind for device in jax.devices()]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the installed packages that are measured."""
+    result = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            result[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return result
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Returns the content of a record.
+
+    Raises:
+      ValueError: the file is missing, is not JSON, or is not a record.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; write the path of a record") from None
+    except ValueError:
+        raise ValueError(f"{path}: not JSON; write the path of a record") from None
+    if not isinstance(content, dict) or "measurements" not in content:
+        raise ValueError(f"{path}: not a record; write a file that --record wrote")
+    return content
+
+
+def ratio_interval(
+    over: Sequence[float], under: Sequence[float]
+) -> tuple[float, tuple[float, float] | None]:
+    """Returns the ratio of two medians and its 95 % bootstrap interval.
+
+    The rounds of both sides are resampled independently. The interval is None if a side has fewer
+    than `FEWEST_VALUES` values.
+    """
+    ratio = statistics.median(over) / statistics.median(under)
+    if min(len(over), len(under)) < FEWEST_VALUES:
+        return ratio, None
+    draw = random.Random(0)
+    resampled = []
+    for _ in range(RESAMPLES):
+        above = statistics.median(draw.choices(over, k=len(over)))
+        below = statistics.median(draw.choices(under, k=len(under)))
+        resampled.append(above / below)
+    resampled.sort()
+    low = resampled[round(0.025 * RESAMPLES)]
+    high = resampled[round(0.975 * RESAMPLES) - 1]
+    return ratio, (low, high)
