@@ -14,11 +14,10 @@ import numpy as np
 from jaxtyping import Float
 
 from bacr_jax.files import write_atomically, write_json
-from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, colour, marker
 from bacr_jax.report.html_page import templates
 from bacr_jax.runs.provenance import VERSIONED
-from bacr_study.figures import saved
+from bacr_study.figure_parts import StudyFigure, saved
 from bacr_study.statistics import rounded
 from research.variance.baselines import BY_NAME, PUBLISHED, Variants, variants
 from research.variance.measurement import Measured, Result
@@ -259,8 +258,8 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
     seeds = "seeds " * (len(settings["seeds"]) > 1) or "seed "
     seeds += ", ".join(map(str, settings["seeds"]))
     title = f"Same policy, same rollouts: {regime} budgets, G = {middle}, {seeds}"
-    figure = png.figure(title, [charts], legend=3, size=(6.2, 0.3 * len(names) + 1.9))
-    return [*saved(figure, folder, f"variance_{regime}")]
+    figure = StudyFigure(f"variance_{regime}", title, "", [charts], size=(440, 225))
+    return saved(figure, folder)
 
 
 def predicted_chart(found: Mapping[str, Any]) -> Chart:
@@ -307,5 +306,6 @@ def write(
     chart = predicted_chart(found)
     if not chart.series:
         return paths
-    figure = png.figure("Predicted and measured saving", [[chart]], legend=2, size=(5.0, 4.2))
-    return [*paths, *saved(figure, folder, "variance_predicted")]
+    title = "Predicted and measured saving"
+    figure = StudyFigure("variance_predicted", title, "", [[chart]], legend=2, size=(380, 300))
+    return [*paths, *saved(figure, folder)]

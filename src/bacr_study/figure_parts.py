@@ -37,6 +37,7 @@ class StudyFigure:
       caption: caption of the figure.
       rows: the charts, row by row.
       legend: number of columns in the legend.
+      size: width and least height of a chart, in pixels.
     """
 
     name: str
@@ -44,6 +45,7 @@ class StudyFigure:
     caption: str
     rows: Sequence[Sequence[Chart]]
     legend: int = 3
+    size: tuple[int, int] = pictures.SIZE
 
 
 def saved(figure: StudyFigure, folder: Path) -> list[Path]:
@@ -60,6 +62,7 @@ def saved(figure: StudyFigure, folder: Path) -> list[Path]:
             theme,
             legend=figure.legend,
             caption=figure.caption,
+            size=figure.size,
         )
         path = folder / name.format(figure.name)
         pictures.save(spec, path)

@@ -8,6 +8,7 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.report import figures, pictures
 from bacr_jax.report.charts import smoothed
+from bacr_jax.report.evaluation_charts import CUT_EARLY, accuracy_charts
 from bacr_jax.report.run_data import RunData
 
 
@@ -149,3 +150,14 @@ class TestSmoothing:
 def test_names_of_sets_for_files_are_plain_and_unique():
     found = figures.short_names(dict.fromkeys(["gsm8k:a.jsonl", "gsm8k:b.jsonl", "my set"]))
     assert list(found.values()) == ["gsm8k", "gsm8k_2", "my_set"]
+
+
+def test_the_policy_before_training_cut_early_is_a_curve_by_tokens():
+    cut = {"greedy": {"8": entry(0.2, 0.04, 6.0), "4": entry(0.1, 0.04, 3.0)}}
+    looks = figures.policy_looks(list(POLICIES))
+    by_budget, _, by_tokens, sampled = accuracy_charts(POLICIES, looks, cut)
+    assert CUT_EARLY not in curves(by_budget)
+    curve = curves(by_tokens)[CUT_EARLY]
+    assert curve.x == [3.0, 6.0] and curve.y == pytest.approx([10.0, 20.0])
+    # No cuts were measured with sampling.
+    assert CUT_EARLY not in curves(sampled)

@@ -15,7 +15,7 @@ from bacr_jax.report import page as pages
 from bacr_jax.report import plots
 from bacr_jax.report.page import try_report, write_comparison, write_report
 from bacr_jax.report.run_data import read_run
-from report_world import HOSTILE, evaluation, lines, make_whole_run
+from report_world import HOSTILE, entry, evaluation, lines, make_whole_run
 
 
 def page(folder):
@@ -157,6 +157,17 @@ def test_the_first_sentence_says_where_a_run_ended_worse_than_it_began(run):
     (run / "summary.json").write_text(json.dumps({"best": best}))
     chosen = "The best checkpoint is step 2 (mean accuracy 50.0 % on Ledger); export, evaluate and"
     assert f"{decline} {chosen} generate take it. Accuracy rose" in page(run)
+
+
+def test_a_saving_is_compared_with_the_policy_before_training_cut_early(run):
+    name = "before, cut at smaller budgets"
+    assert name not in page(run)
+    before = evaluation(0, "before", 0.2)
+    curve = {"4": entry(0.1, 4), "8": entry(0.15, 8)}
+    dense = {"greedy": {"budget": 16, "curve": curve, "area": 0.1, "area_ci95": [0.0, 0.2]}}
+    before["dense"] = {"ledger": dense}
+    lines(run / "eval.jsonl", [before, evaluation(3, "after", 0.45)])
+    assert name in page(run)
 
 
 def test_departures_are_folded_to_their_number(run):

@@ -96,7 +96,7 @@ def test_tables_and_pictures_are_there(written):
     folder, paths = written
     text = (folder / "variance.md").read_text()
     assert "| BCAE, trained V(q, b, b_j); 4 answers | +" in text
-    assert {p.suffix for p in paths} == {".json", ".md", ".png", ".pdf"}
+    assert {p.suffix for p in paths} == {".json", ".md", ".png", ".pdf", ".svg"}
     assert all(p.stat().st_size > 1000 for p in paths)
 
 

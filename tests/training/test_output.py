@@ -72,6 +72,7 @@ def test_boards_get_the_pictures_and_the_traces_of_a_finished_run_once(tmp_path)
     folder = make_whole_run(tmp_path / "run")
     (first, pictures), (last, traces) = shown(folder)
     assert first == last == 12 and "training" in pictures["pictures"]
+    assert not any(name.endswith("-dark") for name in pictures["pictures"])
     assert len(traces["traces"]) == 96
     assert (folder / "report.html").exists()
     assert shown(folder, again=True) == []

@@ -21,6 +21,8 @@ _MOST_TICKS = 8
 # seem to continue beyond the axis.
 _BELOW = 0.93
 _ABOVE = 1.07
+CUT_EARLY = "before, cut at smaller budgets"
+_CUT_EARLY_LOOK = Series("", [], [], "s0", line=":", marker="o", hollow=True)
 # A curve with the look of each policy, by the policy's name.
 Looks = Mapping[str, Series]
 # x, y, and both ends of the interval of y.
@@ -77,12 +79,16 @@ def _modes(summaries: Iterable[Summary]) -> list[str]:
     return list(dict.fromkeys(mode for summary in summaries for mode in summary))
 
 
-def accuracy_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Chart]:
+def accuracy_charts(
+    policies: Mapping[str, Summary], looks: Looks, cut_early: Summary | None = None
+) -> list[Chart]:
     """Builds charts of accuracy by budget for each decoding mode, then by tokens used.
 
     Args:
       policies: summaries by name; the first policy is the reference.
       looks: a curve with the look of each policy, by name.
+      cut_early: results of the policy before training whose thinking is cut at smaller budgets, by
+        decoding mode and cut. Training saves tokens only where it is above this curve.
     """
     axis = _accuracy_axis(policies.values())
     modes = _modes(policies.values())
@@ -99,7 +105,22 @@ def accuracy_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Chart
         for mode in modes
     ]
     by_tokens = [_by_tokens(policies, mode, axis, looks) for mode in modes]
+    if cut_early:
+        by_tokens = [
+            _with_cut_early(chart, cut_early.get(mode, {})) for chart, mode in zip(by_tokens, modes)
+        ]
     return by_budget + by_tokens
+
+
+def _with_cut_early(chart: Chart, entries: Mapping[str, Mapping[str, Any]]) -> Chart:
+    """Adds the curve of the policy before training, cut at smaller budgets, behind the others."""
+    points = []
+    for cut in by_size(entries):
+        entry = entries[cut]
+        point = (entry["mean_total_tokens"], _percent(entry["accuracy"]))
+        points.append((*point, _percent_ends(entry, "ci95")))
+    curve = _policy_curve(CUT_EARLY, _CUT_EARLY_LOOK, points)
+    return replace(chart, series=[curve, *chart.series])
 
 
 def completion_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Chart]:

@@ -270,7 +270,8 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     """Returns the charts and tables of the results on a set."""
     policies = _policies(runs, name)
     looks = figures.policies_looks(runs, policies)
-    charts = accuracy_charts(policies, looks) + completion_charts(policies, looks)
+    charts = accuracy_charts(policies, looks, _cut_early(runs, name))
+    charts += completion_charts(policies, looks)
     charts += _step_charts(runs, name)
     tables = [
         table.comparison(f"{heading}: {_WHAT}", summaries)
@@ -287,6 +288,19 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
         if dense:
             tables.append(evaluation.dense_table(title, dense, last))
     return [{"heading": title}, *_charts(charts), *map(_table, tables)]
+
+
+def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
+    """Returns the results of the policy before training, cut at smaller budgets, by decoding mode.
+
+    The result is empty if no run measured the cuts (`eval.cut_every`) before training.
+    """
+    for run in runs:
+        for record in run.of_set(name):
+            if record["when"] == "before" and name in record.get("dense", {}):
+                dense = record["dense"][name]
+                return {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
+    return {}
 
 
 def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:

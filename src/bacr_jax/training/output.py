@@ -357,7 +357,9 @@ def publish(
     """
 
     def show_pictures() -> None:
-        pictures = {path.stem: path for path in sorted(folder.path.glob("*.png"))}
+        paths = sorted(folder.path.glob("*.png"))
+        # Dashboards show each picture once.
+        pictures = {path.stem: path for path in paths if not path.stem.endswith("-dark")}
         metrics.show(step, "pictures", pictures)
 
     def show_traces() -> None:
