@@ -129,6 +129,12 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "forced at every multiple of N tokens",
     )
     add(
+        "--swap",
+        action="store_true",
+        help="also measure whether the policy uses its budget: one trace per budget as input, with "
+        "the largest budget as limit, whose answer is forced at every budget",
+    )
+    add(
         "--samples",
         type=int,
         default=0,
@@ -199,6 +205,13 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         "problem",
     )
     add(
+        "--free",
+        type=Path,
+        metavar="DIR",
+        help="folder of an evaluation of the policy before training, best with --every; its "
+        "accuracy by tokens used is drawn, and the distance from it",
+    )
+    add(
         "--label-difficulty",
         type=Path,
         metavar="OUT.jsonl",
@@ -214,6 +227,11 @@ def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
         yield "--data: is missing; write a set such as gsm8k:PATH"
     if arguments.model is not None and not arguments.budgets:
         yield "--budgets: is missing; write 512,1024"
+    if arguments.swap and arguments.every is not None:
+        yield (
+            f"--swap: can't be combined with --every {arguments.every}; write one of them, and "
+            "evaluate the other with another --out"
+        )
     if len(set(data)) < len(data):
         yield "--data: holds a set twice; write each once"
     for name, (least, most) in _RANGES.items():
@@ -456,6 +474,8 @@ def evaluate(
         labels=arguments.label_difficulty,
         name=arguments.name,
         url=arguments.url,
+        swap=arguments.swap,
+        free=arguments.free,
     )
     with Progress() as progress, open_evaluation(out, work.settings):
         progress.print_line(f"evaluating {work.name}; everything goes to {out}")
