@@ -266,6 +266,27 @@ def _grader_settings(config: Config) -> dict[str, str]:
     return {"file": config.grader, "digest": load_verifier(config.grader).digest}
 
 
+def _choose_problems(
+    config: Config, sets: Mapping[str, PromptedQuestions]
+) -> tuple[dict[str, Int[np.ndarray, "n"]], dict[str, dict[str, Any]]]:
+    """Returns the indices of the evaluated problems, and the result of `_describe`, by set."""
+    chosen = {}
+    described = {}
+    for name, questions in sets.items():
+        indices = subset(len(questions), config.eval.size, config.seed)
+        chosen[name] = indices
+        described[name] = _describe(questions, indices)
+    return chosen, described
+
+
+def _prompt_fingerprints(tokenizer: Any, style: PromptFormat) -> dict[str, str]:
+    """Returns digests of the tokenizer and of its chat template."""
+    return {
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "template": template_fingerprint(tokenizer, style),
+    }
+
+
 def prepare(
     saved: SavedPolicy,
     *,
@@ -315,30 +336,20 @@ def prepare(
         truncated = swap_settings(config.eval, greedy=greedy)
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
     check_length(config, tokenizer, style, positions, sets)
-    chosen = {}
-    described = {}
-    for set_name, questions in sets.items():
-        indices = subset(len(questions), config.eval.size, config.seed)
-        chosen[set_name] = indices
-        described[set_name] = _describe(questions, indices)
+    chosen, described = _choose_problems(config, sets)
     modes: dict[str, list[int]] = {}
     for setting in settings:
         modes.setdefault(setting.mode, []).append(setting.budget)
     grader = _grader_settings(config)
     name = name or saved.name
     compared = check_compared(others, name, described, modes, grader)
-    if free is not None:
-        check_free(free, described, modes, grader)
+    check_free(free, described, modes, grader)
     most_problems = max(map(len, chosen.values()))
-    fingerprints = {
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "template": template_fingerprint(tokenizer, style),
-    }
     all_settings: dict[str, Any] = {
         "policy": saved.identity,
         "sets": described,
         "decoding": _decoding(config, style, settings, most_problems, modes, url, swap=swap),
-        folder.PROMPT_FINGERPRINTS: fingerprints,
+        folder.PROMPT_FINGERPRINTS: _prompt_fingerprints(tokenizer, style),
     }
     if grader:
         all_settings["grader"] = grader

@@ -126,7 +126,7 @@ def check_compared(
 
 
 def check_free(
-    path: Path,
+    path: Path | None,
     described: Mapping[str, Any],
     modes: Mapping[str, list[int]],
     grader: Mapping[str, str],
@@ -134,7 +134,7 @@ def check_free(
     """Checks that an evaluation can be used as the policy before training.
 
     Args:
-      path: folder of the evaluation.
+      path: folder of the evaluation, or None to check nothing.
       described: entry `sets` of this evaluation's settings.
       modes: budgets of this evaluation by decoding mode.
       grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
@@ -143,6 +143,8 @@ def check_free(
       UserError: the evaluation can't be read, has other problems or another grader, or has no
         decoding mode in common with this one.
     """
+    if path is None:
+        return
     folder.read_samples(path)
     settings = folder.read_settings(path)
     # Any budgets will do, because the curve is interpolated.
