@@ -1,7 +1,7 @@
 """Shared parts of a study's figures: styles of arms, intervals, axes and panels."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bacr_jax.report.charts import COLOURS, Axis, Chart, Series, marker
@@ -15,6 +15,25 @@ _CURVES_IN_A_PANEL = 12
 
 # An estimate from results.json, with the fields `mean`, `low` and `high`.
 EstimateRecord = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyFigure:
+    """A figure of a study.
+
+    Attributes:
+      name: name of the figure's files, without extension.
+      title: title of the figure.
+      caption: caption of the figure.
+      rows: the charts, row by row.
+      legend: number of columns in the legend.
+    """
+
+    name: str
+    title: str
+    caption: str
+    rows: Sequence[Sequence[Chart]]
+    legend: int = 3
 
 
 def looks_of(study: Study) -> dict[str, Series]:

@@ -3,15 +3,17 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_study.budget_figures import free_series, swap_figures
 from bacr_study.figure_parts import (
     EstimateRecord,
+    StudyFigure,
     accuracies,
     alike,
     band,
@@ -59,25 +61,6 @@ CONTRASTS = "Pairs that the study asks about"
 _SIGNIFICANT_COLOUR = "s1"
 
 
-@dataclass(frozen=True)
-class StudyFigure:
-    """A figure of a study.
-
-    Attributes:
-      name: name of the figure's files, without extension.
-      title: title of the figure.
-      caption: caption of the figure.
-      rows: the charts, row by row.
-      legend: number of columns in the legend.
-    """
-
-    name: str
-    title: str
-    caption: str
-    rows: Sequence[Sequence[Chart]]
-    legend: int = 3
-
-
 def draw_figures(
     folder: Path, results: Results, study: Study
 ) -> list[tuple[StudyFigure, Path, Path]]:
@@ -99,7 +82,7 @@ def draw_figures(
         "contrasts": contrast_figures,
     }
     # Two views may share a function, which must only be called once.
-    makers = dict.fromkeys(figures_of_view[view] for view in study.views)
+    makers = dict.fromkeys([*(figures_of_view[view] for view in study.views), swap_figures])
     pictures = []
     for make in makers:
         for figure in make(results, study):
@@ -249,7 +232,11 @@ def _efficiency_charts(
             continue
         look = looks[variant.key]
         costs = [estimate["mean"] for estimate in total_tokens.values()]
-        accuracy_series.append(accuracies(look, costs, gains.values()))
+        free_points = results["free_curves"].get(task.id)
+        if free_points and variant.arm == study.before:
+            accuracy_series.append(free_series(look, free_points))
+        else:
+            accuracy_series.append(accuracies(look, costs, gains.values()))
         thinking_series.append(_thinking_series(look, thinking_tokens, floor))
     if accuracy_series:
         points = [point for series in accuracy_series for point in zip(series.x, series.y)]
