@@ -7,15 +7,18 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import bacr_jax
 
 ROOT = Path(bacr_jax.__file__).parent
 SRC = ROOT.parent
 PACKAGES = {
-    0: "bacr_grading bacr_client bacr_tasks",
-    1: "bacr_jax",
-    2: "bacr_gguf bacr_plan bacr_serve",
-    3: "bacr_doctor bacr_study",
+    0: "bacr_io",
+    1: "bacr_grading bacr_client bacr_tasks",
+    2: "bacr_jax",
+    3: "bacr_gguf bacr_plan bacr_serve",
+    4: "bacr_doctor bacr_study",
 }
 FLOORS = {
     0: "errors files types masked out_of_memory",
@@ -118,9 +121,10 @@ def test_the_plan_is_asked_for_inside_a_function():
     assert not {name for name in modules if name.startswith("bacr_plan")}
 
 
-def test_what_is_shared_with_servers_needs_python_only():
-    modules = {name for path in (SRC / "bacr_client").rglob("*.py") for name in imports(path)}
-    assert {name.split(".")[0] for name in modules} - sys.stdlib_module_names == {"bacr_client"}
+@pytest.mark.parametrize("package", ["bacr_client", "bacr_io"])
+def test_what_is_shared_with_servers_and_graders_needs_python_only(package):
+    modules = {name for path in (SRC / package).rglob("*.py") for name in imports(path)}
+    assert {name.split(".")[0] for name in modules} - sys.stdlib_module_names == {package}
 
 
 def test_every_room_has_a_floor():
