@@ -21,7 +21,7 @@ PACKAGES = {
     4: "bacr_doctor bacr_study",
 }
 FLOORS = {
-    0: "errors files types masked out_of_memory",
+    0: "errors files types masked out_of_memory static_arguments",
     1: "config curriculum rewards losses",
     2: "advantages parallel questions",
     3: "model prompts",
