@@ -24,6 +24,10 @@ class UserError(ValueError):
         more = f" ({len(others)} more to fix)" if others else ""
         super().__init__(self.lines[0] + more)
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a notebook shows. IPython calls this method if it exists."""
+        return [f"error: {line}" for line in self.lines]
+
 
 def faults_of(*checks: Callable[[], object]) -> list[str]:
     """Runs all checks and returns the messages of the `UserError`s, without duplicates."""

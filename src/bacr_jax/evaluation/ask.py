@@ -73,7 +73,9 @@ class Answer:
       thinking_tokens: number of thinking tokens, without the closing tag.
       forced_tokens: number of tokens inserted between the thinking and the answer.
       answer_tokens: number of sampled answer tokens, including the closing tag.
-      answer: text of the answer, without the closing tag.
+      answer: text of the answer, without its tags.
+      answer_text: text of the answer with its tags, without the closing tag if the answer was not
+        closed.
       closed_by: reason why the thinking ended: the closing tag, the budget or the end of the turn.
       finished: True if the answer was closed within `rollout.answer_tokens` tokens.
       tokens: token ids after the prompt: the thinking with its closing tag, the forced tokens and
@@ -88,6 +90,7 @@ class Answer:
     forced_tokens: int
     answer_tokens: int
     answer: str
+    answer_text: str
     closed_by: str
     finished: bool
     tokens: tuple[int, ...]
@@ -292,6 +295,10 @@ class Session:
         start = trunks.prompt_lengths[row]
         thinking_ids = trunks.tokens[row, start:][: trunks.sampled[row]].tolist()
         answer_ids = branches.tokens[row, 0, : forced + answered].tolist()
+        style = self.style
+        sampled_text = answer_text(
+            self.tokenizer, answer_ids[forced:], opened="", closed=style.answer_close
+        )
         return Answer(
             question=question,
             budget=budget,
@@ -300,12 +307,8 @@ class Session:
             thinking_tokens=int(trunks.thinking[row]),
             forced_tokens=forced,
             answer_tokens=answered,
-            answer=answer_text(
-                self.tokenizer,
-                answer_ids[forced:],
-                opened=self.style.answer_open,
-                closed=self.style.answer_close,
-            ),
+            answer=sampled_text.removesuffix(style.answer_close).strip(),
+            answer_text=style.answer_open + sampled_text,
             closed_by=CLOSE_NAMES[int(trunks.close[row])],
             finished=bool(branches.finished[row, 0]),
             tokens=(*thinking_ids, *answer_ids),
