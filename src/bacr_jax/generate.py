@@ -176,8 +176,8 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
     # With `data.prompt_format=auto`, the format depends on the training set, but a Hugging Face
     # folder does not contain the name of its training set.
     if is_automatic and not is_run and not train_is_overridden:
-        return with_texts(FORMATS["think_answer"], config)
-    return format_for(config, declares_budget=declares)
+        return with_texts(FORMATS["think_answer"], config.data)
+    return format_for(config.data, declares_budget=declares)
 
 
 def open_session(

@@ -175,7 +175,13 @@ def with_prompt_date(config: Config) -> Config:
     """
     from bacr_jax.prompts import prompt_date
 
-    return prompt_date.with_prompt_date(config, begun_config(config))
+    begun = begun_config(config)
+    data = prompt_date.with_prompt_date(
+        config.data,
+        config.model.tokenizer or config.model.path,
+        None if begun is None else begun.data,
+    )
+    return dataclasses.replace(config, data=data)
 
 
 def with_available_sets(config: Config) -> Config:
@@ -185,10 +191,13 @@ def with_available_sets(config: Config) -> Config:
     """
     from bacr_jax.questions.missing import without_missing
 
-    config, lines = without_missing(config, begun_config(config), run_path(config))
+    begun = begun_config(config)
+    data, lines = without_missing(
+        config.data, config.eval, None if begun is None else begun.data, run_path(config)
+    )
     for line in lines:
         print(line, flush=True)
-    return config
+    return dataclasses.replace(config, data=data)
 
 
 def check_inputs(

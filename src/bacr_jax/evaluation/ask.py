@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config.resolve import cap
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import (
     Decoder,
@@ -221,7 +222,7 @@ class Session:
         style = self.style
         max_tokens = config.data.max_prompt_tokens
         prompts, dropped = encode_prompts(self.tokenizer, questions, style, max_tokens=max_tokens)
-        words = budget_words(config, style)
+        words = budget_words(resolve(config).task.budget_text, style)
         numbers = _as_numbers(budgets)
         if words and not len(dropped):
             budget_prompts, dropped = make_budget_prompts(

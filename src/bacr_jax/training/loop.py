@@ -122,7 +122,7 @@ class Trainer:
         self.evaluations: dict[str, dict[str, Summary]] = {}
         # Records of all evaluations, in the format of eval.jsonl.
         self.evaluated: list[dict[str, Any]] = []
-        self.selected = selection_set(config)
+        self.selected = selection_set(config.eval, config.data)
         # Evaluated checkpoints that still exist, and the best one among them.
         self.candidates: list[Candidate] = []
         self.best: Candidate | None = None
