@@ -1,203 +1,184 @@
-"""Start here: one training step of budgeted reasoning, written with the public functions.
+"""Start here: ten training steps of budgeted reasoning, written with the public functions.
 
-The policy thinks under a budget, its thinking is truncated there, it answers, the answer is graded,
-and the policy is updated. This file implements the step in four functions, `sample`, `grade`,
-`token_advantages` and `update`, without a `Method`, a trainer or hidden state. As a script, it runs
-ten steps on the quickstart's task from random weights. Its rewards stay near 0, because it skips
-the supervised warm-up with which the trainer begins.
+The task is to repeat one of four letters. A small model with random weights reads the letter,
+thinks up to a budget and answers, so at first one answer in six is correct. After ten steps, more
+than two in three are. The script needs no other file:
 
-    python examples/start_here.py [key=value ...]
+    python start_here.py
 
-The corresponding function of the library is `bacr_jax.training.algorithm.iterate`. It has the same
-four stages, preceded by a curriculum that samples the budgets, and it supports several cuts per
-trace. Read next: `advantages` and `rewards` (the equations of the paper), `rollout` (sampling with
-exact budgets), and `learner` (the loss).
+`step` is one training step: sample, grade, assign advantages, update. The library's own step is
+`bacr_jax.training.algorithm.iterate`, which adds a method, a value head and a curriculum.
 
-Axis names, here and in the library: Q questions, G rollouts per question, B = Q G rows, M cuts per
-trace (one in this file, at the budget), T thinking tokens.
+A *trunk* is a prompt with its thinking. A *cut* is a point at which the thinking is truncated, and
+a *branch* is an answer that continues the trunk from a cut. Axis names: Q questions, G rollouts per
+question, B = Q G traces, M cuts per trace, T thinking tokens, A answer tokens.
 """
 
-import sys
-from pathlib import Path
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from bacr_jax import advantages
-from bacr_jax.config import io as config_io
-from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import Minibatch
-from bacr_jax.learner.train_step import question_values, train_step
-from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
-from bacr_jax.runs.setup import make_policy
-from bacr_jax.training.initialize import open_inputs, untrained_state
-from bacr_jax.training.run import make_run
+from bacr_jax import advantages, curriculum, learner, losses, qwen2, rewards, rollout
+from bacr_jax.config import ConditioningConfig, LossConfig
+from bacr_jax.model.kv_cache import decode_params
 
-CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
-VALUE_HEAD = "advantage.baseline=value"  # The quickstart uses a running mean as baseline instead.
+PAD, THINK_CLOSE, ANSWER_OPEN, END, FIRST_LETTER, VOCAB = 0, 1, 2, 3, 4, 8
+Q, G, M = 64, 16, 2
+B_MIN, B_MAX = 2, 8  # Smallest and largest budget in thinking tokens.
+PROGRESS = 0.3  # Weight lambda of the progress reward, paper Eq. 7.
 STEPS = 10
 
+MODEL = qwen2.Qwen2Config(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    tie_embeddings=True,
+)
+CONDITIONING = ConditioningConfig()  # The budget is an input of the model: phi(b), paper Eq. 2.
+LEARNER = learner.LearnerSpec(MODEL, CONDITIONING, LossConfig(), value=None, b_max=B_MAX)
+ROLLOUT = rollout.RolloutSpec(
+    MODEL, CONDITIONING, max_thinking=B_MAX, answer_tokens=1, slots=Q * G, chunk=B_MAX, windows=1
+)
+RULES = rollout.decode_rules(
+    allowed_tokens=np.isin(range(VOCAB), [PAD, ANSWER_OPEN], invert=True),
+    eos_ids=[END],
+    think_close=rollout.stop_token(THINK_CLOSE, vocab_size=VOCAB),
+    answer_close=rollout.stop_token(END, vocab_size=VOCAB),
+    # A trace that has not closed its thinking at its budget is continued with these tokens. Forced
+    # tokens are inputs of the model and are never trained on.
+    forced_suffix=[THINK_CLOSE, ANSWER_OPEN],
+    natural_suffix=[ANSWER_OPEN],
+)
+OPTIMIZER = optax.adam(1e-2)
 
-# --- 1. sample ------------------------------------------------------------------------------------
+# Copies the parameters to the layout for decoding.
+for_decoding = jax.jit(functools.partial(decode_params, dtype=jnp.float32, conditioned=True))
+phi_of = jax.jit(functools.partial(learner.phi_of, spec=LEARNER))
 
 
-def sample(state, policy, environment, rows, budgets, key):
-    """Samples thinking under a budget for every row, and an answer after the thinking.
-
-    A *trunk* is a prompt followed by thinking. A *branch* continues a trunk with the closing text,
-    which is forced, and a sampled answer. Budgets are exact: if the policy has not closed its
-    thinking after `budgets[i]` tokens, the closing text is inserted. Forced tokens are inputs of
-    the model and are never trained on.
-
-    Args:
-      state: parameters and optimizer states (`TrainState`).
-      policy: compiled functions and shapes of the policy.
-      environment: questions, decoding rules and grader.
-      rows: [B] index of each row's question in the training set.
-      budgets: [B] number of thinking tokens.
-      key: random key of the step. A sampled token only depends on this key, its row, its position
-        and its logits.
+def sample(params, letters, key):
+    """Samples thinking under a budget, and an answer at each cut, for G traces per question.
 
     Returns:
-      The prompts, and a `Rollout` with `trunks` and `branches` as NumPy arrays.
+      The prompts, a `Rollout` with trunks and branches, and the cuts [B, M].
     """
-    prompts = environment.train.at(rows, budgets)
-    rollout = generate(
-        policy.decode_params(state.policy),  # Copy in the dtype and sharding for decoding.
+    budget_key, rollout_key = jax.random.split(key)
+    budgets = curriculum.uniform_budgets(budget_key, b_min=B_MIN, b_max=B_MAX, shape=(Q, G))
+    cuts = np.asarray(rewards.cut_points(budgets.reshape(-1), num_cuts=M))
+    tokens = np.repeat(letters, G)[:, None]
+    lengths = np.ones(Q * G, np.int32)
+    prompts = rollout.Prompts(tokens, lengths, question_start=0 * lengths, question_end=lengths)
+    result = rollout.generate(
+        for_decoding(params),
         prompts,
-        RolloutRequest(
-            budgets, budgets[:, None]
-        ),  # The cuts [B, M]: here a single one, at the budget.
-        key,
-        SamplingSetup(
-            policy.rollout,
-            environment.rules,
-            sampling_params(1.0),
-            policy.phi_of(state.policy),  # Budget embedding phi(b), paper Eq. 2.
+        rollout.RolloutRequest(np.asarray(budgets).reshape(-1), cuts),
+        rollout_key,
+        rollout.SamplingSetup(
+            ROLLOUT, RULES, rollout.sampling_params(1.0), functools.partial(phi_of, params)
         ),
     )
-    return prompts, rollout
+    return prompts, result, cuts
 
 
-# --- 2. grade -------------------------------------------------------------------------------------
+def grade(letters, branches):
+    """Returns the outcomes [Q, G, M]: 1 where the answer is the letter of the question."""
+    answers = np.take_along_axis(branches.tokens, branches.forced[..., None], axis=2)[..., 0]
+    # Cuts after the natural end of the thinking share one branch.
+    answers = np.take_along_axis(answers, branches.source, axis=1)
+    return jnp.asarray(answers.reshape(Q, G, M) == letters[:, None, None], jnp.float32)
 
 
-def grade(environment, rows, rollout):
-    """Grades the answers in worker processes with a timeout. Returns [B, M]: 1 if correct."""
-    data = environment.train.set
-    references = [data.answers[i] for i in rows]
-    questions = [data.questions[i] for i in rows]
-    return environment.verify(rollout.branches, references, questions=questions)
+def assign_advantages(outcomes, source):
+    """Computes the advantages of thinking segments and of answers, both [B, M]."""
+    weights = rewards.cut_weights("uniform", M)
+    reward = rewards.dense_reward(outcomes, coefficient=PROGRESS)
+    # The baseline of a trace is the mean of the other traces of its question.
+    baseline = advantages.others_mean(reward)
+    residual = advantages.bcae_advantage(reward, baseline)
+    thinking = advantages.thinking_credit(residual, weights, mode="to_go")
+    answers = advantages.answer_credit(
+        outcomes,
+        reward,
+        baseline,
+        advantages.others_mean(outcomes),
+        weights,
+        coefficient=PROGRESS,
+        mode="to_go",
+    )
+    scale = advantages.advantage_scale(residual, mode="batch_rms", floor=0.1)
+    answers = advantages.sum_reused((answers / scale).reshape(-1, M), jnp.asarray(source))
+    return (thinking / scale).reshape(-1, M), answers
 
 
-def brevity(correct, thinking, budget):
-    """A custom reward: a correct answer has a higher reward if it used fewer thinking tokens."""
-    return correct * (1.2 - 0.2 * thinking / budget)
+def policy_loss(params, batch):
+    """Computes the clipped loss (paper Eq. 15), divided by the number of traces times b_max."""
+    scores = learner.score_tokens(params, batch, RULES.allowed_tokens, spec=LEARNER)
+    answer_advantages = jnp.broadcast_to(
+        batch.answer_advantages[..., None], batch.answer_logprobs.shape
+    )
+    total = 0.0
+    for logprobs, advantage, mask in (
+        (scores.thinking, batch.thinking_advantages, batch.thinking_mask),
+        (scores.answers, answer_advantages, batch.answer_mask),
+    ):
+        # There is one update per batch, so the policy is still the one that sampled it.
+        ratio = losses.token_ratio(logprobs, old_logprobs=logprobs, mask=mask)
+        loss = losses.policy_loss(ratio, advantage, clip_low=0.2, clip_high=0.2)
+        total += jnp.where(mask, loss, 0.0).sum()
+    return total / (batch.trunk.shape[0] * B_MAX)
 
 
-# --- 3. advantages --------------------------------------------------------------------------------
+@jax.jit
+def update(params, optimizer_state, batch):
+    """Takes one optimizer step on the loss."""
+    gradients = jax.grad(policy_loss)(params, batch)
+    updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, params)
+    return optax.apply_updates(params, updates), optimizer_state
 
 
-def token_advantages(reward, values, budgets, width):
-    """Computes the advantage of every thinking token and every answer.
-
-    Args:
-      reward: [Q, G, M] rewards.
-      values: [Q, G, M] predictions V(q, b, b_j) of the value head before it is trained on this
-        batch.
-      budgets: [B] budgets.
-      width: T, the maximum number of thinking tokens.
+def step(params, optimizer_state, letters, key):
+    """Runs one training step on Q questions.
 
     Returns:
-      Advantages of the thinking tokens [B, T] and of the answers [B, M].
+      The new parameters and optimizer state, the outcomes, and the mean number of thinking tokens.
     """
-    residual = advantages.bcae_advantage(reward, values)  # R - V, paper Eq. 10
-    scaled = advantages.normalize(residual, mode="batch_rms", floor=0.1)
-    answers = scaled.reshape(-1, 1)
-    # With one cut there is a single segment, from the first thinking token to the budget.
-    return advantages.scatter_segments(answers, jnp.asarray(budgets[:, None]), width), answers
-
-
-# --- 4. update ------------------------------------------------------------------------------------
-
-
-def update(state, policy, environment, prompts, rollout, credit, reward, *, policy_tx, head_tx):
-    """Takes one Adam step on the clipped loss (paper Eq. 15-16) of trunks and branches."""
-    thinking, answers = credit
-    batch = make_batch(
+    prompts, result, cuts = sample(params, letters, key)
+    outcomes = grade(letters, result.branches)
+    segments, answers = assign_advantages(outcomes, result.branches.source)
+    batch = learner.make_batch(
         prompts,
-        rollout.trunks,
-        rollout.branches,
-        cuts=np.asarray(rollout.trunks.budgets)[:, None],
-        thinking_advantages=thinking,
+        result.trunks,
+        result.branches,
+        cuts=cuts,
+        thinking_advantages=advantages.scatter_segments(segments, jnp.asarray(cuts), B_MAX),
         answer_advantages=answers,
-        returns=reward,  # Targets of the value head.
+        returns=np.zeros(cuts.shape, np.float32),  # Only a value head needs returns.
     )
-    # There is one update per batch, so the importance ratio is 1 and the old log-probabilities are
-    # not needed. Without a KL term, no reference policy is needed either.
-    minibatch = Minibatch(batch, old=None, reference=None)
-    return train_step(
-        state,  # Its buffers are donated, so the old state can't be used afterwards.
-        minibatch,
-        environment.rules.allowed_tokens,
-        spec=policy.learner,
-        policy_tx=policy_tx,
-        head_tx=head_tx,
-    )
+    params, optimizer_state = update(params, optimizer_state, batch)
+    return params, optimizer_state, outcomes, result.trunks.thinking.mean()
 
 
-# --- the step -------------------------------------------------------------------------------------
-
-
-def step(state, policy, environment, questions, key, *, group_size, policy_tx, head_tx):
-    """Runs one training step: samples a group per question, grades it, and updates the policy.
-
-    Returns:
-      The new train state and the metrics of the step.
-    """
-    rows = np.repeat(questions, group_size)
-    b_max = policy.learner.b_max
-    budgets = np.full(len(rows), b_max, np.int32)
-    prompts, rollout = sample(state, policy, environment, rows, budgets, key)
-
-    correct = grade(environment, rows, rollout)
-    reward = jnp.asarray(brevity(correct, rollout.trunks.thinking[:, None], b_max))
-
-    values, _ = question_values(
-        state.policy, state.head, prompts, budgets, budgets[:, None], spec=policy.learner
-    )
-    groups = (len(questions), group_size, 1)
-    credit = token_advantages(reward.reshape(groups), values.reshape(groups), budgets, b_max)
-    optimizers = {"policy_tx": policy_tx, "head_tx": head_tx}
-    state, metrics = update(
-        state, policy, environment, prompts, rollout, credit, reward, **optimizers
-    )
-    return state, {**metrics, "reward/mean": reward.mean()}
-
-
-def main(overrides):
-    """Trains an untrained policy for `STEPS` steps and prints one line per step."""
-    config = config_io.load([CONFIG], [VALUE_HEAD, *overrides])
-    method, environment = open_inputs(config)
-    policy = make_policy(config, method, environment.vocab_size)
-    run = make_run(config, environment, method, policy, STEPS)
-    state, draw = untrained_state(run).train, np.random.default_rng(config.seed)
+def main():
+    """Trains a model with random weights for `STEPS` steps, and prints one line per step."""
+    key = jax.random.key(0)
+    params = qwen2.init(key, MODEL, conditioning=CONDITIONING)
+    optimizer_state = OPTIMIZER.init(params)
+    rng = np.random.default_rng(0)
     for number in range(1, STEPS + 1):
-        state, metrics = step(
-            state,
-            policy,
-            environment,
-            draw.choice(len(environment.train), config.rollout.questions),
-            jax.random.fold_in(run.key, number),
-            group_size=config.rollout.group_size,
-            policy_tx=run.updates.policy_tx,
-            head_tx=run.updates.head_tx,
+        letters = rng.integers(FIRST_LETTER, VOCAB, Q)
+        params, optimizer_state, outcomes, thinking = step(
+            params, optimizer_state, letters, jax.random.fold_in(key, number)
         )
-        reward, value = (float(metrics[name]) for name in ("reward/mean", "value/mean"))
-        print(f"step {number}: reward {reward:.3f}, predicted {value:.3f}")
-    environment.close()
+        accuracy = float(outcomes[..., -1].mean())
+        print(f"step {number}: {accuracy:.0%} correct, {thinking:.1f} thinking tokens", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

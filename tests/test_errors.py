@@ -28,6 +28,16 @@ def test_any_text_becomes_one_line_that_stays_as_it_is(text):
     line.encode()
 
 
+def test_a_notebook_shows_the_lines_of_a_refusal_and_no_frames(capsys):
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    shell.run_cell(
+        "from bacr_jax.errors import UserError\n"
+        "def check():\n    raise UserError('seed=x: write a number', 'a\\nb')\n"
+        "check()"
+    )
+    assert capsys.readouterr().out == "error: seed=x: write a number\nerror: a\\nb\n"
+
+
 def test_of_many_names_the_first_are_said_and_the_others_counted():
     assert first_of(["a"]) == "a" and first_of(["a", "b"]) == "a and 1 more"
     assert first_of(["a", "b"], 2) == "a, b" and first_of(["a", "b", "c"], 2) == "a, b and 1 more"

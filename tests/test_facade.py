@@ -15,7 +15,12 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.questions.ledger import ledger_tokenizer
 
 SHAPE = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
-KEYS = ["rollout.answer_tokens=3", "rollout.chunk=2", "data.train=ledger", "eval.temperature=2.0"]
+KEYS = {
+    "rollout.answer_tokens": 3,
+    "rollout.chunk": 2,
+    "data.train": "ledger",
+    "eval.temperature": 2.0,
+}
 QUESTIONS = ["1a2", "3b4a5"]
 
 
@@ -45,6 +50,15 @@ def test_answers_come_question_by_question_budget_by_budget(greedy):
         parts = answer.thinking_tokens + answer.forced_tokens + answer.answer_tokens
         assert parts <= len(answer.tokens) <= parts + closing
         assert answer.thinking_tokens <= (answer.budget or 16)
+
+
+def test_an_answer_comes_without_tags_and_its_text_with_them(policy, greedy):
+    for answer in greedy:
+        assert answer.answer_text.startswith("<answer>")
+        assert answer.answer_text.endswith("</answer>") == answer.finished
+        content = answer.answer_text.removeprefix("<answer>").removesuffix("</answer>")
+        assert answer.answer == content.strip()
+    assert any(answer.answer for answer in greedy)
 
 
 def test_one_question_alone_is_answered_as_beside_others(policy, greedy):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bacr_grading.files import (
+from bacr_io.files import (
     MAX_DEPTH,
     MAX_DIGITS,
     NotJson,

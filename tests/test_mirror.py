@@ -8,6 +8,8 @@ SRC = Path(bacr_jax.__file__).parents[1]
 TESTS = Path(__file__).parent
 # Rooms of tests for the packages next to the library.
 ROOMS = {
+    # Its modules are tested with those of the same name in bacr_jax.
+    "bacr_io": [],
     "bacr_grading": ["grading"],
     "bacr_client": ["client"],
     "bacr_tasks": ["tasks"],
@@ -28,9 +30,7 @@ DRAWN = "how a page, table or figure looks, asked of the finished one"
 ELSEWHERE = {
     ("grading/test_strict.py", PART): "bacr_grading.statement",
     ("grading/test_verifier.py", WIRE): "bacr_grading.verifier_spec .verifier_worker",
-    ("grading/test_main.py", DOOR): "bacr_grading.command",
-    ("test_files.py", WIRE): "bacr_grading.files",
-    ("test_errors.py", RECORD): "bacr_grading.errors",
+    ("config/test_cli.py", DOOR): "bacr_io.command",
     ("test_client.py", PART): "bacr_client.calls .rules",
     ("serve/test_fields.py", RECORD): "bacr_serve.errors",
     ("evaluation/test_served.py", WIRE): "bacr_client.fingerprint .http_json .server",

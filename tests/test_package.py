@@ -46,14 +46,20 @@ def test_everything_imported_is_declared():
 def test_the_import_is_light_and_the_command_is_a_module_and_a_call():
     """In a process of its own: here JAX is imported."""
     code = """
-import sys, bacr_jax
+import inspect, sys, bacr_jax
 heavy = {"jax", "flax", "numpy", "yaml", "rich"} & set(sys.modules)
 assert not heavy, heavy
-assert {"load", "train", "Policy"} <= set(dir(bacr_jax))
+rooms = {"advantages", "curriculum", "learner", "losses", "qwen2", "rewards", "rollout"}
+assert {"load", "train", "Policy"} | rooms <= set(dir(bacr_jax))
 assert callable(bacr_jax.train) and bacr_jax.train.main
 assert "jax" not in sys.modules
 from bacr_jax import train
 assert train is bacr_jax.train is sys.modules["bacr_jax.train"]
+assert str(inspect.signature(train)).startswith("(config: "), inspect.signature(train)
+for room in rooms:
+    assert getattr(bacr_jax, room).__doc__
+from bacr_jax import qwen2
+assert qwen2 is bacr_jax.qwen2 and qwen2.forward
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

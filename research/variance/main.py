@@ -15,6 +15,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model.value import ValueInput
@@ -170,7 +171,7 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
             trained(settings, seed, folder, progress)
             progress.print_line(f"seed {seed}: {folder}")
             config = read_config(folder)
-            environment = build_environment(config, *tokenizer_of(config))
+            environment = build_environment(resolve(config).task, *tokenizer_of(config))
             for step in settings.checkpoints:
                 frozen = open_frozen(config, folder, step, environment)
                 for regime in settings.regimes:

@@ -312,7 +312,7 @@ def template(subject: Subject) -> Record:
         return _NO_FOLDER
     source = subject.config.model.tokenizer or folder
     tokenizer = load_tokenizer(source, where="model.tokenizer", model=folder)
-    style = format_for(subject.config)
+    style = format_for(subject.config.data)
     head, tail = frame(tokenizer, style)
     expected_prompt = head + _QUESTION + tail
     prompts, _ = encode_prompts(tokenizer, [_QUESTION], style, max_tokens=10**6)

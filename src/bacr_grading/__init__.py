@@ -2,8 +2,7 @@
 
 This package imports neither JAX nor `bacr_jax`, and the calling process does not import a computer
 algebra system. The rules are documented in docs/grading.md. The public names are imported lazily,
-because other packages only need the file readers and exceptions of this package and should not have
-to import the graders.
+because a worker process only needs one module of this package.
 """
 
 import importlib

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_grading import LENIENT, Grader, VerifierGrader, files, load_verifier
-from bacr_grading.command import Parser, entry_point
-from bacr_grading.errors import UserError
+from bacr_grading import LENIENT, Grader, VerifierGrader, load_verifier
 from bacr_grading.judge import MODES
+from bacr_io import files
+from bacr_io.command import Parser, entry_point
+from bacr_io.errors import UserError
 
 _BATCH = 1024
 

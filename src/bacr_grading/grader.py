@@ -218,15 +218,23 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
 
 def _exact(text: str | None, reference: str | None) -> Verdict:
     """Compares the content of the last answer tag in a text with the reference."""
-    response = after_thinking(text) if isinstance(text, str) else None
-    tag = None if response is None else last_tag(response)
-    if tag is None or not isinstance(reference, str):
-        return Verdict(False, None, "none")
+    no_answer = Verdict(False, None, "none")
+    if not isinstance(text, str) or not isinstance(reference, str):
+        return no_answer
+    response = after_thinking(text)
+    if response is None:
+        return no_answer
+    tag = last_tag(response)
+    if tag is None:
+        return no_answer
     correct = tag.content == reference.strip() and bool(tag.content)
     return Verdict(correct, tag.content, "string", strict=correct)
 
 
 def _count_verdicts(counts: collections.Counter[str], verdicts: list[Verdict]) -> None:
     counts["graded"] += len(verdicts)
-    counts["correct"] += sum(verdict.correct >= 1 for verdict in verdicts)
-    counts["no_answer"] += sum(verdict.extracted is None for verdict in verdicts)
+    for verdict in verdicts:
+        if verdict.correct >= 1:
+            counts["correct"] += 1
+        if verdict.extracted is None:
+            counts["no_answer"] += 1

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from bacr_grading import worker as worker_module
-from bacr_grading.errors import UserError
 from bacr_grading.numbers import PLACES
 from bacr_grading.verifier_worker import end_offspring
+from bacr_io.errors import UserError
 
 # Startup timeout of a worker in seconds. Importing math-verify takes one second on an idle core,
 # but a user's verifier may import larger packages.

@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from bacr_grading.errors import UserError
 from bacr_grading.judge import MODES, STRICT
 from bacr_grading.pool import POLL_SECONDS, Poll, WorkerPool
+from bacr_io.errors import UserError
 
 Texts = Sequence[str | None]
 RequestT = TypeVar("RequestT", bound=Hashable)

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bacr_grading import confinement, verifier_worker
-from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
-from bacr_grading.files import nearest, read_file
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
 from bacr_grading.pool import Poll, Program, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier_spec import grader_problem
+from bacr_io.errors import UserError
+from bacr_io.files import nearest, read_file
 
 # Reasons why an answer gets no score. Each has a counter, such as "failed_late".
 FAULTS = ("late", "died", *verifier_worker.FAULTS)

@@ -5,7 +5,7 @@ Called when a config is validated, and by `verifier.load_verifier`.
 
 import re
 
-from bacr_grading.errors import printable
+from bacr_io.errors import printable
 
 _VERIFIER_SPEC = re.compile(r".+\.py:[^\W\d]\w*")
 

@@ -478,12 +478,12 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
     from bacr_jax.questions.loaders import is_made
 
     if arguments.train is not None:
-        return load_training_texts(arguments.train, config), ""
+        return load_training_texts(arguments.train, config.data, config.seed), ""
     run_set = config.data.train
     if arguments.run is None or is_made(run_set) or arguments.split == "train":
         return None, ""
     try:
-        return load_training_texts(run_set, config), ""
+        return load_training_texts(run_set, config.data, config.seed), ""
     except UserError as error:
         return None, f"near-duplicates of training questions were not searched: {error}"
 
@@ -523,13 +523,16 @@ def evaluate(
 
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
-    config, left_out = without_missing(settle(arguments, saved.config))
-    name_of_settings = settings_name(arguments, config)
+    config = settle(arguments, saved.config)
+    data, left_out = without_missing(config.data, config.eval)
+    name_of_settings = settings_name(arguments, dataclasses.replace(config, data=data))
     out = arguments.out or default_folder(
         arguments.run, saved.step, arguments.model, name_of_settings
     )
     date = saved.style.date if saved.style is not None else ""
-    config = with_prompt_date(config, recorded=date or recorded_prompt_date(out))
+    tokenizer_folder = config.model.tokenizer or config.model.path
+    data = with_prompt_date(data, tokenizer_folder, recorded=date or recorded_prompt_date(out))
+    config = dataclasses.replace(config, data=data)
     processes.check_platform()
     keep_freed_memory()
     saved = saved.under(config)

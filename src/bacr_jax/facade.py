@@ -4,7 +4,7 @@ The functions here set defaults and delegate to public functions of other module
 
     import bacr_jax
 
-    done = bacr_jax.train("quickstart", ["train.steps=20"], callbacks=[print])
+    done = bacr_jax.train("quickstart", {"train.steps": 20}, callbacks=[print])
     policy = bacr_jax.load(done.folder)
     for answer in policy.generate(["7a2b3"], budget=[8, 64]):
         print(answer.budget, answer.thinking, answer.answer)
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import silence_orbax
+from bacr_jax.config.io import Overrides, override_texts
 from bacr_jax.config.resolve import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
@@ -139,9 +140,7 @@ class Policy:
         return budgets_of(self._session, ",".join(words), "budget")
 
 
-def load(
-    folder: str | Path, *, step: int | str | None = None, overrides: Sequence[str] = ()
-) -> Policy:
+def load(folder: str | Path, *, step: int | str | None = None, overrides: Overrides = ()) -> Policy:
     """Loads the policy of a run or of a Hugging Face folder.
 
     Args:
@@ -149,7 +148,8 @@ def load(
         config.json.
       step: checkpoint of a run: a step number, "best" or "newest". None selects the best step, or
         the newest step if no evaluation selected a best one.
-      overrides: overrides of config keys for prompts and answers, as `key.sub=value`.
+      overrides: overrides of config keys for prompts and answers: a dict such as
+        `{"rollout.answer_tokens": 256}`, or texts such as `rollout.answer_tokens=256`.
 
     Returns:
       The loaded policy.
@@ -158,12 +158,13 @@ def load(
       UserError: if the folder contains no policy, or an argument is invalid.
     """
     silence_orbax()
+    texts = override_texts(overrides)
     try:
         path = expand_home(folder)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from None
     if RunPaths(path).config.is_file():
-        return Policy(open_session(path, None, step, overrides))
+        return Policy(open_session(path, None, step, texts))
     if not (path / "config.json").is_file():
         raise UserError(
             f"{path}: holds neither config.yaml nor config.json; write the folder of a run or of a "
@@ -171,4 +172,4 @@ def load(
         )
     if step is not None:
         raise UserError(f"step={step}: only a run has steps; leave it out")
-    return Policy(open_session(None, path, None, overrides))
+    return Policy(open_session(None, path, None, texts))

@@ -1,7 +1,7 @@
 """Reads JSON and JSONL files, and writes files atomically.
 
 An atomic write replaces the file in one step, so that other processes never read a partial file.
-The functions that read and replace files are re-exported from `bacr_grading.files`.
+The functions that read and replace files are re-exported from `bacr_io.files`.
 """
 
 import json
@@ -9,41 +9,41 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bacr_grading.errors import UserError
-from bacr_grading.files import (
+from bacr_io.errors import UserError
+from bacr_io.files import (
     LARGEST_TABLE as LARGEST_TABLE,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     NotJson as NotJson,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     check_regular as check_regular,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     expand_home as expand_home,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     is_left_over as is_left_over,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     nearest as nearest,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     parse_json as parse_json,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     parse_lines as parse_lines,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     read_file as read_file,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     read_json as read_json,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     read_object as read_object,
 )
-from bacr_grading.files import (
+from bacr_io.files import (
     replace_file as replace_file,
 )
 

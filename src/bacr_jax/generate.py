@@ -176,8 +176,8 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
     # With `data.prompt_format=auto`, the format depends on the training set, but a Hugging Face
     # folder does not contain the name of its training set.
     if is_automatic and not is_run and not train_is_overridden:
-        return with_texts(FORMATS["think_answer"], config)
-    return format_for(config, declares_budget=declares)
+        return with_texts(FORMATS["think_answer"], config.data)
+    return format_for(config.data, declares_budget=declares)
 
 
 def open_session(
@@ -294,7 +294,7 @@ def answer(
 
 def _answer_text(answer: "Answer") -> str:
     """Returns the text printed after the thinking: the answer and its token counts."""
-    return f"\n{answer.answer}\n[{_counts(answer)}]\n"
+    return f"\n{answer.answer_text}\n[{_counts(answer)}]\n"
 
 
 def _budget_name(budget: int | None) -> str:
@@ -340,7 +340,7 @@ class LiveColumns(Live):
     def show(self, answers: "Sequence[Answer]") -> None:
         """Shows the finished answers."""
         self._columns = [
-            (_budget_name(answer.budget), answer.thinking, answer.answer, _counts(answer))
+            (_budget_name(answer.budget), answer.thinking, answer.answer_text, _counts(answer))
             for answer in answers
         ]
         self.update(self._table(), refresh=True)

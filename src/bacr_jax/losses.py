@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from bacr_jax.masked import at_least_float32, masked_mean, masked_sum
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant"]
@@ -220,6 +221,7 @@ def _check_mode(mode: str) -> None:
         raise ValueError(f"mode: found {mode!r}; write one of {', '.join(modes)}")
 
 
+@static_arguments("mode")
 def aggregate_sum(
     x: Float[Array, "B T"], mask: Shaped[Array, "B T"], *, mode: Aggregation
 ) -> Float[Array, ""]:
@@ -248,6 +250,7 @@ def aggregate_sum(
     return masked_sum(x, mask)
 
 
+@static_arguments("mode")
 def loss_denominator(
     mask: Shaped[Array, "B T"], *, mode: Aggregation, constant: Scalar
 ) -> Float[Array, ""]:
@@ -302,6 +305,7 @@ def value_loss(
     return jnp.square(values - jax.lax.stop_gradient(returns))
 
 
+@static_arguments("kind")
 def kl_penalty(
     logprobs: Float[Array, "*batch"],
     reference_logprobs: Float[Array, "*batch"],

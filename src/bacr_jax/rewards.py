@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
 
 # Functions annotated with `Numbers` return the same array type, JAX or NumPy, as their arguments.
@@ -40,6 +41,7 @@ def _namespace(x: Array | np.ndarray) -> ModuleType:
     return np if isinstance(x, np.ndarray) else jnp
 
 
+@static_arguments("num_cuts")
 def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*batch M"]:
     """Returns M evenly spaced truncation points (cuts) for each budget.
 
@@ -59,6 +61,7 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
 
 
+@static_arguments("num_cuts")
 def random_cut_points(
     key: Array, budgets: Int[Array, "*batch"], *, num_cuts: int
 ) -> Int[Array, "*batch M"]:
@@ -94,7 +97,8 @@ def cuts_of_trace(
         ceil(c n / b) if c < b, else c
 
     A cut at half the budget moves to half the trace. A cut at the budget is unchanged, because it
-    keeps the entire trace.
+    keeps the entire trace. The function takes NumPy arrays only and can't be jitted, because the
+    products need 64-bit integers.
 
     Args:
       cuts: number of thinking tokens c that each cut keeps, in [1, b].
@@ -112,7 +116,7 @@ def cuts_of_trace(
 
 
 def with_grace(
-    cuts: Int[Numbers, "*batch M"], limits: Int[Numbers, "*batch"], grace: int
+    cuts: Int[Numbers, "*batch M"], limits: Int[Numbers, "*batch"], grace: Scalar
 ) -> Int[Numbers, "*batch M"]:
     """Moves truncation points (cuts) at or beyond the budget to the end of the grace window.
 
@@ -157,6 +161,7 @@ def distinct_cuts(
     return xp.argmax(is_same_text, axis=-1).astype(cuts.dtype)
 
 
+@static_arguments("kind", "num_cuts")
 def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[np.ndarray, "M"]:
     """Returns the weight w_j of each truncation point (cut) in the objective sum_j w_j R_j.
 
@@ -213,6 +218,7 @@ def _checked_weights(
     return array / array.sum()
 
 
+@static_arguments("kind", "num_cuts")
 def cut_weights(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[Array, "M"]:
     """Returns the weights of the truncation points from `cut_shares` as a float32 JAX array."""
     return jnp.asarray(cut_shares(kind, num_cuts), jnp.float32)

@@ -6,6 +6,7 @@ with `training.loop.Trainer`.
 """
 
 import contextlib
+import inspect
 import shlex
 import shutil
 import sys
@@ -342,7 +343,7 @@ def _train(config: Config, folder: RunFolder) -> int:
 
 def run(
     config: Config | str | Path | Sequence[str | Path],
-    overrides: Sequence[str] = (),
+    overrides: config_io.Overrides = (),
     *,
     callbacks: Sequence["Callback"] = (),
     resume: Resume = "auto",
@@ -356,7 +357,8 @@ def run(
     Args:
       config: a `Config`, a YAML file, the name of a config that ships with the package, or a
         sequence of files and names, in which later entries override earlier entries.
-      overrides: overrides of config keys as `key.sub=value`, as on the command line.
+      overrides: overrides of config keys: a dict such as `{"train.steps": 20}`, or texts such as
+        `train.steps=20`, as on the command line.
       callbacks: functions of one argument that are called with every event of the run.
         docs/notebook.md describes what a callback may do and how its exceptions are handled.
       resume: what to do with an existing run in `output.dir`. "auto" resumes it, and "never" raises
@@ -430,6 +432,8 @@ class _CallableModule(types.ModuleType):
     `bacr_jax.train.main` work, regardless of the order of imports.
     """
 
+    # `inspect.signature` would drop the first parameter of a static method.
+    __signature__ = inspect.signature(run)
     __call__ = staticmethod(run)
 
 

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import Config, resolve
+from bacr_jax.config import Config
+from bacr_jax.config.resolve import drawn, mixture
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
@@ -73,12 +75,12 @@ def prompt_lengths(config: Config) -> PromptLengths:
     from bacr_jax.runs.setup import run_tokenizer
 
     limit = config.data.max_prompt_tokens
-    set_names = tuple(name for _, name in resolve.mixture(config.data.train))
+    set_names = tuple(name for _, name in mixture(config.data.train))
     data = dataclasses.replace(config.data, eval=set_names)
     config_of_sets = dataclasses.replace(config, data=data)
     try:
         tokenizer = run_tokenizer(config)
-        sets = load_sets(config_of_sets, tokenizer, split="train")
+        sets = load_sets(resolve(config_of_sets).task, tokenizer, split="train")
     except UserError:
         return MATH.at_most(limit)
     lengths = np.concatenate([np.asarray(one.prompts.lengths) for one in sets.values()])
@@ -150,7 +152,7 @@ def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.nda
     if budget.prior == "uniform":
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":
-        return rng.choice(np.array(resolve.drawn(config)), rows)
+        return rng.choice(np.array(drawn(config)), rows)
     return _curriculum_budgets(config, rng, rows)
 
 

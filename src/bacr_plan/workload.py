@@ -280,7 +280,7 @@ def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
         name = spec.partition(":")[0]
         problems = _PROBLEMS.get(name, _PROBLEMS_OF_OTHERS)
         sets.append((spec, eval_config, problems))
-    if resolve.selection_set(config) == resolve.HOLDOUT:
+    if resolve.selection_set(config.eval, config.data) == resolve.HOLDOUT:
         holdout_config = dataclasses.replace(eval_config, size=None, samples=0)
         sets.append((resolve.HOLDOUT, holdout_config, eval_config.holdout))
     calls = []

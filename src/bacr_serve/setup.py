@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config.resolve import cap
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_serve.generation import Backend, Generation
 from bacr_serve.policy import ServedPolicy
@@ -183,7 +184,8 @@ def proxy_backend(session: "Session", policy: ServedPolicy, url: str) -> Backend
 
     saved = session.saved
     check_served(saved)
-    section = describe(saved.config, session.tokenizer, session.style, session.vocab_size)
+    limits = resolve(saved.config).limits
+    section = describe(limits, session.tokenizer, session.style, session.vocab_size)
     rules = read_rules(section, session.vocab_size)
     folder = Path(saved.folder)
     return ProxyBackend(Server(url, folder=weights_fingerprint(folder)), rules)

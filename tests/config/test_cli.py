@@ -131,7 +131,7 @@ def test_a_reader_who_has_seen_enough_is_no_mistake():
     for lines in (3, 100_000):
         program = f"""
 import sys
-from bacr_grading.command import entry_point
+from bacr_io.command import entry_point
 def main(argv):
     sys.stdin.read()
     for line in range({lines}):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -273,3 +274,43 @@ def test_another_process_finds_the_same_fingerprint_and_imports_no_jax():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.strip() == config_io.fingerprint(changed(seed=1))
+
+
+def test_overrides_are_texts_or_a_dict():
+    values = {
+        "method": "grpo",
+        "output.dir": Path("runs/1e-3"),
+        "train.steps": np.int64(3),
+        "optimizer.learning_rate": 1e-5,
+        "budget.levels": {"low": 4, "high": 8},
+        "eval": {"budgets": [8, 16], "slots": None},
+        "reproducible": True,
+    }
+    texts = [
+        "method=grpo",
+        'output.dir="runs/1e-3"',
+        "train.steps=3",
+        "optimizer.learning_rate=0.00001",
+        "budget.levels={low: 4, high: 8}",
+        "eval.budgets=[8, 16]",
+        "eval.slots=null",
+        "reproducible=true",
+    ]
+    config = config_io.override(Config(), values)
+    assert config == config_io.override(Config(), texts) != Config()
+    assert config_io.override(Config(), "seed=3").seed == 3
+    # A text that looks like a number stays a text.
+    assert config_io.override(Config(), {"method": "1e3"}).method == "1e3"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"train.step": 3}, "train.step"),
+        ({"train.steps": "three"}, "train.steps"),
+        ({"train.steps": object()}, "overrides: train.steps: found a object; write a number"),
+    ],
+)
+def test_overrides_as_a_dict_are_refused_like_texts(overrides, says):
+    with pytest.raises(UserError, match=says):
+        config_io.override(Config(), overrides)

@@ -108,7 +108,8 @@ SETS = {"eval": ("math500:a/test.jsonl", "gsm8k:b/test.jsonl")}
     ],
 )
 def test_training_questions_select_unless_a_set_is_named(evaluation, chosen_on):
-    assert selection_set(changed(eval=evaluation, data=SETS)) == chosen_on
+    config = changed(eval=evaluation, data=SETS)
+    assert selection_set(config.eval, config.data) == chosen_on
 
 
 def test_answers_are_counted_for_all_sets_or_for_each():

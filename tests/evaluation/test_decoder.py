@@ -11,6 +11,7 @@ import hf_world
 from bacr_jax import evaluate
 from bacr_jax.config import EvalConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation import decoder
 from bacr_jax.evaluation.decoder import (
     Decoder,
@@ -110,7 +111,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
         checkpoints.save(1, {"train": {"policy": params}}, {})
         checkpoints.close()
     style = FORMATS["ledger_budget"]
-    environment = build_environment(settings, tokenizer, len(tokenizer), style=style)
+    environment = build_environment(resolve(settings).task, tokenizer, len(tokenizer), style=style)
     ask_once(environment, policy, params, settings.eval)
     environment.close()
     out = ["--out", str(tmp_path / "given")]
@@ -164,7 +165,7 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     settings = config_io.load([tmp_path / "small.yaml"], keys)
     tokenizer = ledger_tokenizer()
     policy = setup.make_policy(settings, load_method(settings), len(tokenizer))
-    environment = build_environment(settings, tokenizer, len(tokenizer))
+    environment = build_environment(resolve(settings).task, tokenizer, len(tokenizer))
     params = initial.initial_params(jax.random.key(0), policy, None)
     for budget in settings.eval.budgets:
         alone = dataclasses.replace(settings.eval, budgets=(budget,))

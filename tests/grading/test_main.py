@@ -132,7 +132,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, capsys):
 def test_a_full_disk_and_a_plain_terminal_end_in_no_traceback():
     program = """
 import sys
-from bacr_grading.command import entry_point
+from bacr_io.command import entry_point
 sys.exit(entry_point(lambda argv: print("gro\\xdf"))([]))"""
     command = [sys.executable, "-c", program]
     with open("/dev/full", "w") as full:

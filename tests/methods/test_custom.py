@@ -1,4 +1,4 @@
-"""Methods of one's own: a file named in the config, and a step written from public functions."""
+"""Methods of one's own: a file named in the config."""
 
 import importlib.util
 from pathlib import Path
@@ -7,12 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.stages import plan_batch, round_keys
 from methods_world import Odd, load, run_of
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -47,12 +45,10 @@ def test_an_embedding_of_a_budget_that_is_not_held_is_refused(tmp_path):
         load_method(load(tmp_path, None, f"method={own}"))
 
 
-def test_the_examples_are_short():
-    """A page each, and of public names alone."""
-    for name, most in (("custom_method", 60), ("start_here", 250)):
-        source = (EXAMPLES / f"{name}.py").read_text()
-        assert len(source.splitlines()) <= most
-        assert "._" not in source
+def test_the_example_is_short_and_of_public_names_alone():
+    source = (EXAMPLES / "custom_method.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert "._" not in source
 
 
 @pytest.mark.slow
@@ -71,43 +67,6 @@ def test_a_file_named_in_the_config_trains(world):
     )
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, state.train.policy)
     assert max(jax.tree.leaves(moved)) > 0
-
-
-def test_a_step_of_public_functions_alone_learns_what_the_method_learns(world):
-    """The example step with the method's own questions and key makes the same update."""
-    run, state = world
-    copy = lambda: jax.tree.map(lambda x: x.copy() if hasattr(x, "copy") else x, state)
-    plan_key, rollout_key = round_keys(run.key, 0, 0)
-    plan = plan_batch(
-        state.curriculum,
-        plan_key,
-        run.group_of,
-        run.group_sizes,
-        method=run.method,
-        num_questions=run.config.rollout.questions,
-    )
-    after, metrics = module_of(EXAMPLES / "start_here.py").step(
-        copy().train,
-        run.policy,
-        run.environment,
-        np.asarray(plan.questions),
-        rollout_key,
-        group_size=4,
-        policy_tx=run.updates.policy_tx,
-        head_tx=run.updates.head_tx,
-    )
-    same, done = iterate(run, copy(), 0)
-    expected = done.metrics
-    assert float(metrics["reward/mean"]) == pytest.approx(expected["reward/mean"], rel=1e-6)
-    assert float(metrics["loss/policy"]) == pytest.approx(expected["loss/policy"], abs=1e-6)
-    for a, b in zip(jax.tree.leaves(after.policy), jax.tree.leaves(same.train.policy)):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-def test_the_example_of_public_functions_starts_with_the_value_head_that_it_asks():
-    example = module_of(EXAMPLES / "start_here.py")
-    config = config_io.load([example.CONFIG], [example.VALUE_HEAD])
-    assert load_method(config).uses_value
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import hf_world
 from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.budget_prompt import budget_words, largest_prompt_budget, make_budget_prompts
+from bacr_jax.prompts.budget_prompt import budget_words, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.task_data import build_environment
@@ -53,10 +54,10 @@ def at(tokenizer, style, words, questions, budgets, largest=32768):
 
 
 def test_only_words_and_both_are_in_words():
-    said = {told: budget_words(config_of(told), TAGS) for told in
+    said = {told: budget_words(resolve(config_of(told)).task.budget_text, TAGS) for told in
             ("embedding", "prompt", "both", "none")}  # fmt: skip
     assert said == {"embedding": "", "prompt": WORDS, "both": WORDS, "none": ""}
-    assert budget_words(config_of("prompt"), LEDGER) == "f{budget}"
+    assert budget_words(WORDS, LEDGER) == "f{budget}"
 
 
 def test_a_problem_of_the_ledger_is_followed_by_the_budgets_digits(ledger_tokens):
@@ -149,10 +150,10 @@ def test_a_run_keeps_prompts_without_a_budget_and_tells_it_row_by_row(sets, qwen
     )
     evaluated = dataclasses.replace(Config().eval, budgets=(512, 131072))
     config = config_of(told, data=data, eval=evaluated)
-    environment = build_environment(config, qwen, 151_936)
+    environment = build_environment(resolve(config).task, qwen, 151_936)
     environment.close()
     questions = environment.train
-    assert len(questions) == 3 and largest_prompt_budget(config) == 131072
+    assert len(questions) == 3 and resolve(config).task.largest_budget == 131072
     found = questions.at(np.array([2, 0, 1]), np.array([512, 77, NO_BUDGET]))
     said = [f"most {b} tokens." in t for b, t in zip((512, 77, 0), texts(qwen, found))]
     assert said == [told != "embedding"] * 2 + [False]

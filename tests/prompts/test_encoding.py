@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 
 import hf_world
-from bacr_jax.config import Config
+from bacr_jax.config import DataConfig
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import allowed_tokens, encode_prompts, encode_text, eos_ids, frame
@@ -221,7 +221,7 @@ SPECIAL = "<s>{% generation %}{% endgeneration %}" + PLAIN
 
 def asked(train="math:x", **data):
     data["template_variables"] = FrozenMap(data.pop("variables", {}))
-    return format_for(Config(data=dataclasses.replace(Config().data, train=train, **data)))
+    return format_for(dataclasses.replace(DataConfig(), train=train, **data))
 
 
 def templated(template):

@@ -17,11 +17,11 @@ class TestFormatOfARun:
     )
     def test_follows_the_training_set(self, train, name):
         config = Config(data=dataclasses.replace(DataConfig(), train=train))
-        assert format_for(config).name == name
+        assert format_for(config.data).name == name
 
     def test_unless_the_config_names_one(self):
         data = dataclasses.replace(DataConfig(), train="math:x", prompt_format="boxed")
-        assert format_for(Config(data=data)) is FORMATS["boxed"]
+        assert format_for(data) is FORMATS["boxed"]
 
 
 ANYTIME = "...\n\n...\n\n</think>\n\n**Final Answer**\n<answer>\n"
@@ -29,7 +29,7 @@ ANYTIME = "...\n\n...\n\n</think>\n\n**Final Answer**\n<answer>\n"
 
 def test_another_closing_text_also_gives_what_follows_a_natural_close():
     data = dataclasses.replace(Config().data, train="math:x", closing_text=ANYTIME)
-    style = format_for(Config(data=data))
+    style = format_for(data)
     assert style.forced_suffix == ANYTIME
     assert style.natural_suffix == "\n\n**Final Answer**\n<answer>\n"
     for same in FORMATS.values():

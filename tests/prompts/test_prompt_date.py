@@ -1,11 +1,10 @@
 """A template's date is one for a run, and for an evaluation, whenever it goes on."""
 
-import dataclasses
 import json
 
 import pytest
 
-from bacr_jax.config import Config
+from bacr_jax.config import DataConfig
 from bacr_jax.prompts import prompt_date
 from bacr_jax.prompts.prompt_date import reads_date, with_prompt_date
 
@@ -20,11 +19,8 @@ def on(monkeypatch):
     return set_today
 
 
-def of_folder(folder, date=None, train="math:x"):
-    base = Config()
-    data = dataclasses.replace(base.data, train=train, prompt_date=date)
-    model = dataclasses.replace(base.model, path=str(folder))
-    return dataclasses.replace(base, data=data, model=model)
+def of_run(date=None, train="math:x"):
+    return DataConfig(train=train, prompt_date=date)
 
 
 @pytest.mark.parametrize(
@@ -44,24 +40,22 @@ def test_a_template_that_asks_for_the_date_is_seen(tmp_path, name, text):
 def test_a_new_run_has_the_date_of_its_day_and_keeps_it(tmp_path, on):
     (tmp_path / "chat_template.jinja").write_text(DATED)
     on("2026-11-28")
-    begun = with_prompt_date(of_folder(tmp_path))
-    assert begun.data.prompt_date == "2026-11-28"
+    begun = with_prompt_date(of_run(), str(tmp_path))
+    assert begun.prompt_date == "2026-11-28"
     on("2026-11-29")
-    assert with_prompt_date(of_folder(tmp_path), begun).data.prompt_date == "2026-11-28"
-    assert with_prompt_date(of_folder(tmp_path), recorded="2026-11-27").data.prompt_date == (
-        "2026-11-27"
-    )
+    assert with_prompt_date(of_run(), str(tmp_path), begun).prompt_date == "2026-11-28"
+    evaluated = with_prompt_date(of_run(), str(tmp_path), recorded="2026-11-27")
+    assert evaluated.prompt_date == "2026-11-27"
     # One that is written stays; a run from before dates were kept has none.
-    assert with_prompt_date(of_folder(tmp_path, "2024-02-29"), begun).data.prompt_date == (
-        "2024-02-29"
-    )
-    assert with_prompt_date(of_folder(tmp_path), of_folder(tmp_path)).data.prompt_date is None
+    written = with_prompt_date(of_run("2024-02-29"), str(tmp_path), begun)
+    assert written.prompt_date == "2024-02-29"
+    assert with_prompt_date(of_run(), str(tmp_path), of_run()).prompt_date is None
 
 
 def test_a_template_without_a_date_and_a_model_of_characters_have_none(tmp_path, on):
     on("2026-11-28")
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert with_prompt_date(of_folder(tmp_path)) == of_folder(tmp_path)
+    assert with_prompt_date(of_run(), str(tmp_path)) == of_run()
     (tmp_path / "chat_template.jinja").write_text(DATED)
-    assert with_prompt_date(of_folder(tmp_path, train="ledger")).data.prompt_date is None
-    assert with_prompt_date(Config()) == Config()
+    assert with_prompt_date(of_run(train="ledger"), str(tmp_path)).prompt_date is None
+    assert with_prompt_date(of_run(), None) == of_run()

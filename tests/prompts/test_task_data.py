@@ -10,6 +10,7 @@ import pytest
 from bacr_jax.config import Config, DataConfig
 from bacr_jax.config.method_settings import RewardConfig
 from bacr_jax.config.schema import GradingConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
@@ -47,7 +48,9 @@ def build(folder, qwen, prompt_format="auto", **changes):
         prompt_format=prompt_format,
         max_prompt_tokens=160,
     )
-    return build_environment(Config(data=dataclasses.replace(data, **changes)), qwen, ROWS)
+    return build_environment(
+        resolve(Config(data=dataclasses.replace(data, **changes))).task, qwen, ROWS
+    )
 
 
 @pytest.fixture(scope="module", params=["think_answer", "boxed"])
@@ -124,7 +127,7 @@ def rewarded(folder, qwen):
         reward=RewardConfig(weights=FrozenMap(weights)),
         grading=GradingConfig(deadline=1),
     )
-    built = build_environment(config, qwen, ROWS)
+    built = build_environment(resolve(config).task, qwen, ROWS)
     yield built, file
     built.close()
 
@@ -190,14 +193,14 @@ def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(
     assert environment.verifier_digests == dict.fromkeys(names, digest)
     environment.check_verifier()
     named = lambda name: changed(reward={"weights": {"correct": 1.0, f"{file.parent}/{name}": 0.2}})
-    wrong = open_rewards(named("rewards.py:breif"))
+    wrong = open_rewards(resolve(named("rewards.py:breif")).task.grader)
     with pytest.raises(UserError) as said:
         dataclasses.replace(environment, rewards=wrong).check_verifier()
     assert "it has no function breif; write brief); look at reward.weights=" in str(said.value)
     for missing in wrong.values():
         missing.close()
     with pytest.raises(UserError, match=r"reward.weights=.*/rewads.py:f: no file .*/rewards.py"):
-        open_rewards(named("rewads.py:f"))
+        open_rewards(resolve(named("rewads.py:f")).task.grader)
 
 
 def test_a_shared_grader_keeps_its_seconds_from_call_to_call(rewarded, monkeypatch):

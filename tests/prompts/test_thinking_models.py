@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 import thinking_world
 from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.budget_prompt import make_budget_prompts
 from bacr_jax.prompts.encoding import (
@@ -181,5 +182,5 @@ def test_a_budget_in_words_stands_behind_the_request():
 
 def test_prompts_are_shown_with_where_thinking_begins():
     questions = QuestionSet("mine", ["2+2?"], ["4"], np.ones(1, int), np.zeros(1, int), ["one"])
-    lines = list(shown_prompts(Config(), NATIVE, questions, R1, count=1))
+    lines = list(shown_prompts(resolve(Config()).task, NATIVE, questions, R1, count=1))
     assert "thinking begins here, opened by the chat template, and goes up to </think>" in lines

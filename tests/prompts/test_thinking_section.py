@@ -10,6 +10,7 @@ import pytest
 import hf_world
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
@@ -44,7 +45,7 @@ def test_a_table_comes_back_from_its_jumps(letters):
 
 def test_the_section_of_the_ledger():
     config = config_io.override(Config(), ["budget.max=64", "rollout.answer_tokens=3"])
-    found = describe(config, ledger_tokenizer(), FORMATS["ledger"], 27)
+    found = describe(resolve(config).limits, ledger_tokenizer(), FORMATS["ledger"], 27)
     assert (found["closing_ids"], found["answer_ids"], found["end_ids"]) == ([3, 4], [4], [5])
     # <pad>, <bos> and <think>, then what the format never writes: - and f to h.
     assert found["never_sampled"] == "0-2 17 24-26"

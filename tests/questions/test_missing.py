@@ -1,6 +1,5 @@
 """Evaluation sets that are not there: refused, or left out with a line that says what gets them."""
 
-import dataclasses
 import json
 
 import pytest
@@ -26,6 +25,10 @@ def config(folder, *sets, missing="skip", **data):
     return config_io.override(Config(), words)
 
 
+def remaining(config, *begun):
+    return without_missing(config.data, config.eval, *begun)
+
+
 def put(folder, spec):
     path = folder / spec.partition(":")[2]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,20 +37,19 @@ def put(folder, spec):
 
 def test_what_is_not_there_is_left_out_with_the_command_that_gets_it(tmp_path):
     put(tmp_path, GSM8K)
-    left, lines = without_missing(config(tmp_path, GSM8K, AIME, OWN))
-    assert left.data.eval == (GSM8K,)
+    left, lines = remaining(config(tmp_path, GSM8K, AIME, OWN))
+    assert left == config(tmp_path, GSM8K).data
     assert lines == (
         f"data.eval: {AIME} is left out (no file or folder '{tmp_path}/aime24/test.jsonl'); "
         f"bacr data --prepare {tmp_path} aime24 gets it",
         f"data.eval: {OWN} is left out (no file or folder '{tmp_path}/own.jsonl')",
     )
-    assert dataclasses.replace(left, data=Config().data) == Config()
 
 
 def test_by_default_it_is_refused_with_the_command_too(tmp_path):
     asked = config(tmp_path, AIME, missing="refuse")
     assert DataConfig().eval_missing == "refuse"
-    assert without_missing(asked) == (asked, ())
+    assert remaining(asked) == (asked.data, ())
     with pytest.raises(UserError, match=r"no file or folder .*--prepare .* aime24 gets it$"):
         load_questions(AIME, asked.data, 0, "test")
 
@@ -55,20 +57,20 @@ def test_by_default_it_is_refused_with_the_command_too(tmp_path):
 def test_a_run_without_any_set_is_refused(tmp_path):
     line = rf"all of its sets are missing .*--prepare {tmp_path} gsm8k aime24 gets it$"
     with pytest.raises(UserError, match=line):
-        without_missing(config(tmp_path, GSM8K, OWN, AIME))
+        remaining(config(tmp_path, GSM8K, OWN, AIME))
 
 
 def test_the_set_that_chooses_a_checkpoint_must_be_there(tmp_path):
     put(tmp_path, GSM8K)
     asked = config_io.override(config(tmp_path, GSM8K, AIME), ["eval.select=aime24"])
     with pytest.raises(UserError, match=r"names none of data.eval.*because missing: aime24:aime24"):
-        without_missing(asked)
+        remaining(asked)
 
 
 def test_only_absence_is_forgiven(tmp_path):
     (tmp_path / "own.jsonl").write_text("{")
     asked = config(tmp_path, OWN, "gsm9k:x")
-    assert without_missing(asked) == (asked, ())
+    assert remaining(asked) == (asked.data, ())
     with pytest.raises(UserError, match=r"own.jsonl line 1"):
         load_questions(OWN, asked.data, 0, "test")
 
@@ -76,20 +78,20 @@ def test_only_absence_is_forgiven(tmp_path):
 def test_a_run_goes_on_with_the_sets_that_it_began_with(tmp_path):
     put(tmp_path, GSM8K)
     wanted = config(tmp_path, GSM8K, AIME)
-    begun, _ = without_missing(wanted)
-    assert without_missing(wanted, begun, tmp_path / "run")[0] == begun
+    begun, _ = remaining(wanted)
+    assert remaining(wanted, begun, tmp_path / "run")[0] == begun
     put(tmp_path, AIME)
-    again, (line,) = without_missing(wanted, begun, tmp_path / "run")
+    again, (line,) = remaining(wanted, begun, tmp_path / "run")
     assert again == begun
     assert f"{AIME} was missing when the run in {tmp_path}/run began" in line
     # A set that the run evaluated and that is gone now.
     (tmp_path / "gsm8k" / "test.jsonl").unlink()
     with pytest.raises(UserError, match=r"gsm8k.* was evaluated when the run in .*; put it back;"):
-        without_missing(wanted, begun, tmp_path / "run")
+        remaining(wanted, begun, tmp_path / "run")
     # Another run than the one that is there: its folder refuses that as ever.
     put(tmp_path, GSM8K)
-    other, _ = without_missing(config(tmp_path, AIME), begun, tmp_path / "run")
-    assert other.data.eval == (AIME,)
+    other, _ = remaining(config(tmp_path, AIME), begun, tmp_path / "run")
+    assert other.eval == (AIME,)
 
 
 def test_training_says_what_it_does_without_and_goes_on_so(tmp_path, capsys):
@@ -121,7 +123,7 @@ def test_the_hub_without_a_network_has_no_set(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tables, "_module", lambda *_: Hub)
     put(tmp_path, GSM8K)
-    _, (line,) = without_missing(config(tmp_path, GSM8K, "aime24:hf://HuggingFaceH4/aime_2024"))
+    _, (line,) = remaining(config(tmp_path, GSM8K, "aime24:hf://HuggingFaceH4/aime_2024"))
     assert "is left out (can't get 'HuggingFaceH4/aime_2024' from the hub (no route))" in line
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from bacr_jax.config import Config, DataConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.graders import open_graders
 from bacr_jax.questions.loaders import load_questions, open_source
 from bacr_jax.questions.source import BEYOND, Row, Source, question_set
 
 DATA = DataConfig(num_groups=1)
+GRADER = resolve(Config()).task.grader
 OWN = """
 STYLES = ("at_once", "steps")
 
@@ -60,7 +62,7 @@ def test_a_file_of_ones_own_is_a_set(own):
 
 def test_its_score_is_asked_in_workers_that_can_be_killed(own):
     questions = load_questions(own, DATA, 0, "train").take([1, 2, 3, 4])
-    grader = open_graders(Config(), [questions])[questions.graded_by]
+    grader = open_graders(GRADER, [questions])[questions.graded_by]
     grader._pool._deadline = 1.0
     with grader:
         texts = [f"<answer>{text}</answer>" for text in ("2", "8", "hang", "x")]
@@ -127,7 +129,7 @@ def test_metadata_that_no_worker_could_read_is_refused(tmp_path):
     path.write_text(OWN.replace('{"n": n}', '{"n": n, "f": lambda: 0}'))
     questions = load_questions(str(path), DATA, 0, "train")
     with pytest.raises(UserError, match="data: row 'doubles-train-0': .*; write plain values"):
-        open_graders(Config(), [questions])
+        open_graders(GRADER, [questions])
 
 
 def test_rows_that_a_score_could_not_tell_apart_are_refused(tmp_path):
@@ -140,7 +142,7 @@ def test_rows_that_a_score_could_not_tell_apart_are_refused(tmp_path):
         )
         path.write_text(made)
         questions = load_questions(str(path), DATA, 0, "train")
-        open_graders(Config(), [questions])[questions.graded_by].close()
+        open_graders(GRADER, [questions])[questions.graded_by].close()
 
     for same in (("1", "1"), (nan, nan), ("{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}")):
         opened(*same)
@@ -158,7 +160,7 @@ def test_rows_of_two_splits_that_a_score_could_not_tell_apart_are_refused(tmp_pa
     )
     both = [load_questions(str(path), DATA, 0, split) for split in ("train", "test")]
     with pytest.raises(UserError, match="'mine-test-0' of mine asks what 'mine-train-0' asks"):
-        open_graders(Config(), both)
+        open_graders(GRADER, both)
 
 
 def test_the_file_on_its_page_works(tmp_path):
@@ -170,7 +172,7 @@ def test_the_file_on_its_page_works(tmp_path):
     assert questions.questions == ["What is 400 squared? Write digits only."]
     source, row = questions.rows[0]
     assert source.trace(row, "steps") == "400 x 400 = 160000"
-    with open_graders(Config(), [questions])[questions.graded_by] as grader:
+    with open_graders(GRADER, [questions])[questions.graded_by] as grader:
         texts, asked = ["<answer>160,000</answer>"], questions.questions
         assert grader.grade(texts, questions.answers, questions=asked)[0].correct == 1.0
 

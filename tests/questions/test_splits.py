@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bacr_jax.config import Config, DataConfig, EvalConfig
 from bacr_jax.config.schema import LedgerConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions.question_set import QuestionSet
@@ -128,7 +129,7 @@ def test_the_choice_depends_on_texts_alone_and_keeps_nine_tenths(texts, size, ra
 def ledger(tokens, *, seed=0, size=2000, **evaluation):
     data = DataConfig(ledger=LedgerConfig(train_size=size))
     config = Config(seed=seed, data=data, eval=EvalConfig(**evaluation))
-    return build_environment(config, tokens, len(tokens))
+    return build_environment(resolve(config).task, tokens, len(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +188,9 @@ def test_few_questions_are_held_out_of_few_and_none_is_refused_where_they_select
 def test_an_evaluation_of_given_sets_holds_nothing_out(environment, ledger_tokens):
     config = dataclasses.replace(Config(), eval=EvalConfig(every=5))
     given_sets = build_environment(
-        config, ledger_tokens, len(ledger_tokens), sets=dict(environment.eval)
+        resolve(config).task,
+        ledger_tokens,
+        len(ledger_tokens),
+        sets=dict(environment.eval),
     )
     assert len(given_sets.train) == len(given_sets.holdout) == 0

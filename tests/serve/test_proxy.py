@@ -7,6 +7,7 @@ import pytest
 
 from bacr_client import Server, read_rules
 from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.questions.ledger import ledger_tokenizer
@@ -21,7 +22,7 @@ PROMPT = (1, 9, 2)
 @pytest.fixture(scope="module")
 def rules():
     tokenizer = ledger_tokenizer()
-    section = describe(Config(), tokenizer, FORMATS["ledger"], len(tokenizer))
+    section = describe(resolve(Config()).limits, tokenizer, FORMATS["ledger"], len(tokenizer))
     return read_rules({**section, "grace": 4}, len(tokenizer))
 
 

@@ -142,7 +142,7 @@ OTHERS = {
     ),
     "mkdir -p studies": as_is,
     "cp -r docs/results/": as_is,
-    "python examples/start_here.py": few,
+    "python examples/start_here.py": as_is,
     "python examples/own_data.py own": as_is,
     "bacr data --config configs/examples/own-data.yaml": as_is,
     "bacr train --config configs/examples/own-data.yaml": and_also(FEW),

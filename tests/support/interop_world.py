@@ -10,6 +10,7 @@ import export_world
 import hf_world
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.config.resolve import cap
+from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.decoder import open_decoder
 from bacr_jax.export import from_run, policy_folder
 from bacr_jax.model.hf import reading
@@ -26,7 +27,12 @@ def saved_policy(run):
     """A run's policy, its prompt format, its tokenizer and the sentence that tells a budget."""
     saved = open_policy(run, None)
     style = from_run.trained_style(saved.config)
-    return saved, style, saved.tokenizer(), budget_words(saved.config, style)
+    return (
+        saved,
+        style,
+        saved.tokenizer(),
+        budget_words(resolve(saved.config).task.budget_text, style),
+    )
 
 
 def asked(run, questions, budgets):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import GroupBatch, load_method
 from bacr_jax.methods.registry import problems
 from bacr_jax.prompts.formats import format_for
@@ -60,8 +61,8 @@ def run_of(config, tokenizer_and_size, grader=None):
     from bacr_jax.prompts.task_data import build_environment
 
     method = load_method(config)
-    style = format_for(config, declares_budget=method.declares_budget)
-    environment = build_environment(config, *tokenizer_and_size, style=style)
+    style = format_for(config.data, declares_budget=method.declares_budget)
+    environment = build_environment(resolve(config).task, *tokenizer_and_size, style=style)
     if grader is not None:
         environment = dataclasses.replace(environment, graders={environment.graded_by: grader})
     policy = make_policy(config, method, tokenizer_and_size[1])

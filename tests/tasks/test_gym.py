@@ -11,6 +11,7 @@ import pytest
 from bacr_grading import VerifierGrader, load_verifier
 from bacr_grading.verifier import packed
 from bacr_jax.config import Config, DataConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.graders import open_graders
 from bacr_jax.questions.loaders import load_questions
@@ -100,7 +101,7 @@ def graded(spec, answers_of, config=SHORT):
     """Verdicts on answers to a set of ten questions, and the grader's counters."""
     questions = load_questions(spec, config, 0, "test")
     whole = dataclasses.replace(Config(), data=config)
-    grader = open_graders(whole, [questions])[questions.graded_by]
+    grader = open_graders(resolve(whole).task.grader, [questions])[questions.graded_by]
     with grader:
         texts = [f"<answer>{answers_of(gold)}</answer>" for gold in questions.answers]
         asked = {"questions": questions.questions}
@@ -153,7 +154,7 @@ def test_no_answer_is_run_or_changes_the_scores_of_others(name, tmp_path):
     mark = tmp_path / "ran"
     attacks = [attack.replace("{mark}", str(mark)) for attack in ATTACKS]
     texts = [*questions.answers[:1], *attacks, "wrong", *questions.answers[:1]]
-    with open_graders(config, [questions])[questions.graded_by] as grader:
+    with open_graders(resolve(config).task.grader, [questions])[questions.graded_by] as grader:
         verdicts = grader.grade(
             [f"<answer>{text}</answer>" for text in texts],
             questions.answers[:1] * len(texts),

@@ -9,6 +9,7 @@ import jax.monitoring
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import qwen2
 from bacr_jax.prompts.formats import FORMATS
@@ -158,7 +159,10 @@ def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
     assert initialize.shared_format_environment(run.config, run.environment) is run.environment
     here = run.environment
     own = build_environment(
-        run.config, here.tokenizer, here.vocab_size, style=FORMATS["ledger_budget"]
+        resolve(run.config).task,
+        here.tokenizer,
+        here.vocab_size,
+        style=FORMATS["ledger_budget"],
     )
     shared = initialize.shared_format_environment(run.config, own)
     assert shared.style is FORMATS["ledger"]

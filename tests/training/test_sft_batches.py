@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions.loaders import own_tokenizer
@@ -24,7 +25,7 @@ def lessons_of(tmp_path_factory):
     def make(*more):
         config = load(tmp_path_factory.mktemp("run"), None, *SETTINGS, *more)
         tokenizer = own_tokenizer(config.data)
-        environment = build_environment(config, tokenizer, len(tokenizer))
+        environment = build_environment(resolve(config).task, tokenizer, len(tokenizer))
         return SftBatches(config, environment), tokenizer
 
     return make
@@ -119,7 +120,9 @@ def table_lessons(tmp_path, rows, kind, tokens, *more):
     model = ("model.tokenizer=here", "warmup.steps=10", "warmup.batch_tokens=2000")
     config = load(tmp_path, None, *settings, *model, *more)
     tokenizer = small(tokens)
-    return SftBatches(config, build_environment(config, tokenizer, len(tokenizer))), tokenizer
+    return SftBatches(
+        config, build_environment(resolve(config).task, tokenizer, len(tokenizer))
+    ), tokenizer
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bacr_jax.masked import masked_rms, masked_std
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
 
 # Added to a group's standard deviation, as in common implementations of GRPO.
 _EPSILON = 1e-6
 
 
+@static_arguments("mode")
 def advantage_scale(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "..."]:
@@ -54,6 +56,7 @@ def advantage_scale(
     raise ValueError(f"mode: found {mode!r}; write batch_rms, group or none")
 
 
+@static_arguments("mode")
 def normalize(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "Q ..."]:
@@ -99,6 +102,7 @@ def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
         )
 
 
+@static_arguments("axis")
 def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
     """Computes rewards minus the group mean (Dr.GRPO, arXiv 2503.20783).
 
@@ -122,6 +126,7 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arr
     return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
 
 
+@static_arguments("axis")
 def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
     """Computes rewards normalized by the mean and standard deviation of the group (GRPO).
 
@@ -172,6 +177,7 @@ def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
     return sum_of_others / max(num_others, 1)
 
 
+@static_arguments("axis")
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
     """Computes rewards minus the leave-one-out mean of the group (RLOO, arXiv 2402.14740).
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.advantages.value import bcae_advantage
 from bacr_jax.rewards import outcome_coefficients
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
 
 CreditMode = Literal["to_go", "trajectory", "segment", "answer_literal"]
@@ -32,6 +33,7 @@ def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Arra
     return jnp.flip(sums, axis=-1)
 
 
+@static_arguments("mode")
 def thinking_credit(
     residual: Float[Array, "Q G M"], weights: Float[Array, "M"], *, mode: CreditMode
 ) -> Float[Array, "Q G M"]:
@@ -65,6 +67,7 @@ def thinking_credit(
     raise ValueError(f"mode: found {mode!r}; write to_go, answer_literal, trajectory or segment")
 
 
+@static_arguments("mode")
 def answer_credit(
     r: Float[Array, "Q G M"],
     rewards: Float[Array, "Q G M"],
@@ -133,6 +136,7 @@ def segment_index(
     return jnp.sum(before, axis=-1, dtype=jnp.int32)
 
 
+@static_arguments("num_tokens")
 def scatter_segments(
     advantages: Float[Array, "B M"], cuts: Int[Array, "B M"], num_tokens: int
 ) -> Float[Array, "B T"]:

@@ -114,7 +114,7 @@ def _rewards(config: Config) -> Iterator[str]:
             f"reward.weights: two rewards have the name {repeated[0]!r}, and metrics are named "
             "after them; write functions with different names"
         )
-    if config.reward.normalize_each and not reward_shares(config):
+    if config.reward.normalize_each and not reward_shares(config.reward):
         yield "reward.normalize_each=true: reward.weights has no second reward; write one, or false"
 
 
@@ -468,6 +468,10 @@ def _loss(config: Config) -> Iterator[str]:
         )
 
 
+def _selection(config: Config) -> Iterator[str]:
+    yield from selection_problems(config.eval, config.data)
+
+
 def dense_problems(config: Config, key: str = "eval.cut_every=") -> Iterator[str]:
     """Yields an error message if `eval.cut_every` gives no truncation points or too many.
 
@@ -511,7 +515,7 @@ _GENERAL: tuple[Finder, ...] = (
     _servers,
     _ahead,
     _loss,
-    selection_problems,
+    _selection,
     samples_problems,
     dense_problems,
 )

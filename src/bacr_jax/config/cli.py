@@ -1,7 +1,7 @@
 """Command-line options and helpers that several commands share.
 
 Re-exports the argument parser, the entry-point decorator and related helpers of
-`bacr_grading.command`.
+`bacr_io.command`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bacr_grading.command import (
+from bacr_io.command import (
     STOPPED as STOPPED,
     Parser as Parser,
     check_text as check_text,

@@ -36,6 +36,9 @@ from bacr_jax.config.yaml import (
 )
 from bacr_jax.errors import UserError
 
+# Overrides of config keys: texts of the form `a.b=value`, or a dict from `a.b` to values.
+Overrides = Mapping[str, Any] | Sequence[str]
+
 # Keys that were added after the study results in the repository had been committed. Their default
 # values do not change any sample. `fingerprint` ignores a key with its default value, so that the
 # fingerprints of the committed results stay valid.
@@ -113,8 +116,38 @@ def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
     return cls(**fields)
 
 
+def override_texts(overrides: Overrides) -> list[str]:
+    """Returns overrides as texts of the form `a.b=value`, as on the command line.
+
+    Args:
+      overrides: see `override`.
+
+    Raises:
+      UserError: if a value can't be written in YAML.
+    """
+    if isinstance(overrides, str):
+        return [overrides]
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    texts = []
+    for name, value in overrides.items():
+        if isinstance(value, Path):
+            value = str(value)
+        # A scalar of NumPy or JAX.
+        if getattr(value, "shape", None) == ():
+            value = value.item()
+        try:
+            texts.append(f"{name}={value_text(value)}")
+        except yaml.representer.RepresenterError:
+            raise UserError(
+                f"overrides: {name}: found a {type(value).__name__}; write a number, a text, a "
+                "list, a dict, True, False or None"
+            ) from None
+    return texts
+
+
 def load(
-    paths: Sequence[str | Path], overrides: Sequence[str] = (), *, accept_earlier: bool = False
+    paths: Sequence[str | Path], overrides: Overrides = (), *, accept_earlier: bool = False
 ) -> Config:
     """Loads a config from YAML files and overrides. Keys that are not set keep their defaults.
 
@@ -123,7 +156,7 @@ def load(
 
     Args:
       paths: YAML files, or names of configs that ship with the package (see `shipped`).
-      overrides: texts of the form `a.b=value`, with the value in YAML.
+      overrides: see `override`.
       accept_earlier: accept names of keys and values from earlier versions (`renamed_keys`). Only
         for the files of a run.
 
@@ -134,25 +167,29 @@ def load(
     return _over({}, overrides, files, accept_earlier=accept_earlier)
 
 
-def override(config: Config, overrides: Sequence[str]) -> Config:
+def override(config: Config, overrides: Overrides) -> Config:
     """Returns a copy of the config with overrides applied.
 
     Args:
       config: the config to start from.
-      overrides: texts of the form `a.b=value`, with the value in YAML. Later overrides win.
+      overrides: texts of the form `a.b=value` with the value in YAML, or a dict from names such as
+        `a.b` to Python values. Later overrides win.
+
+    Raises:
+      UserError: if a key is unknown, or a value has the wrong type.
     """
     return _over(flatten(config), overrides)
 
 
 def _over(
     values: Mapping[str, Any],
-    overrides: Sequence[str],
+    overrides: Overrides,
     files: Sequence[Parsed] = (),
     *,
     accept_earlier: bool = False,
 ) -> Config:
     """Builds a config from values, then files, then overrides. The last value of each key wins."""
-    parsed_entries = _entries_of([*files, *map(parse_override, overrides)])
+    parsed_entries = _entries_of([*files, *map(parse_override, override_texts(overrides))])
     if accept_earlier:
         parsed_entries = [
             _current_entry(entry) for entry in parsed_entries if not _is_removed(entry)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bacr_client.rules import LARGEST as LARGEST
 from bacr_jax.config.cli import whole_number
+from bacr_jax.config.method_settings import RewardConfig
 from bacr_jax.config.schema import Config, DataConfig, EvalConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
@@ -55,13 +56,13 @@ def own_tokens(data: DataConfig) -> str | None:
 CORRECT = "correct"
 
 
-def reward_shares(config: Config) -> dict[str, float]:
+def reward_shares(reward: RewardConfig) -> dict[str, float]:
     """Returns the normalized weights of the rewards, keyed by their names in `reward.weights`.
 
     The weights sum to 1. If there are fewer than two rewards, the result is empty, and only
     correctness is rewarded.
     """
-    weights = config.reward.weights
+    weights = reward.weights
     total = sum(weights.values())
     return {} if len(weights) < 2 else {name: x / total for name, x in weights.items()}
 
@@ -157,35 +158,35 @@ def level_problems(config: Config) -> Iterator[str]:
 HOLDOUT = "train_holdout"
 
 
-def _named(config: Config) -> list[str]:
+def _named(evaluation: EvalConfig, data: DataConfig) -> list[str]:
     """Returns the entries of data.eval that match eval.select.
 
     An entry NAME:PATH matches if it equals eval.select. If no entry does, an entry matches if its
     NAME equals eval.select.
     """
-    name = config.eval.select
-    exact_matches = [spec for spec in config.data.eval if spec == name]
-    return exact_matches or [spec for spec in config.data.eval if spec.partition(":")[0] == name]
+    name = evaluation.select
+    exact_matches = [spec for spec in data.eval if spec == name]
+    return exact_matches or [spec for spec in data.eval if spec.partition(":")[0] == name]
 
 
-def selection_set(config: Config) -> str | None:
+def selection_set(evaluation: EvalConfig, data: DataConfig) -> str | None:
     """Returns the name of the evaluation set whose accuracy selects the best checkpoint.
 
     The selected checkpoint is recorded in best.json. The result is None if held-out
     training questions would select the checkpoint, but only the last checkpoint is evaluated, so
     that a selection is not needed.
     """
-    if config.eval.select == HOLDOUT:
-        return None if config.eval.every is None else HOLDOUT
-    return _named(config)[0]
+    if evaluation.select == HOLDOUT:
+        return None if evaluation.every is None else HOLDOUT
+    return _named(evaluation, data)[0]
 
 
-def selection_problems(config: Config) -> Iterator[str]:
+def selection_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str]:
     """Yields an error message for each problem of `eval.select` and `eval.holdout`."""
-    select = config.eval.select
-    named = _named(config)
+    select = evaluation.select
+    named = _named(evaluation, data)
     if select == HOLDOUT:
-        if config.eval.every is not None and not config.eval.holdout:
+        if evaluation.every is not None and not evaluation.holdout:
             yield (
                 f"eval.holdout=0: leaves eval.select={HOLDOUT} no question to select on; write 1 "
                 "or more, or a set of data.eval in eval.select"
@@ -194,7 +195,7 @@ def selection_problems(config: Config) -> Iterator[str]:
         count = "none" if not named else "several"
         yield (
             f"eval.select: found {select!r}, which names {count} of data.eval; write {HOLDOUT}"
-            + "".join(f" or {spec}" for spec in config.data.eval)
+            + "".join(f" or {spec}" for spec in data.eval)
         )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bacr_jax.curriculum.truncnorm import truncnorm_ppf
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
 
 Assignment = Literal["independent", "shared", "stratified"]
@@ -38,6 +39,7 @@ def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
     raise ValueError(f"assign: found {assign!r}; write independent, shared or stratified")
 
 
+@static_arguments("num_rollouts", "assign")
 def sample_budgets(
     key: PRNGKeyArray,
     mu: Float[Array, "K"],
@@ -82,6 +84,7 @@ def sample_budgets(
     return jnp.clip(jnp.round(budgets), b_min, b_max).astype(jnp.int32)
 
 
+@static_arguments("shape", "assign")
 def uniform_budgets(
     key: PRNGKeyArray,
     *,
@@ -109,6 +112,7 @@ def uniform_budgets(
     return jnp.clip(b_min + steps, b_min, b_max).astype(jnp.int32)
 
 
+@static_arguments("shape", "assign")
 def choice_budgets(
     key: PRNGKeyArray,
     choices: Int[Array, "n"],
@@ -139,6 +143,7 @@ def choice_budgets(
     return choices[jnp.minimum(index, num_choices - 1)].astype(jnp.int32)
 
 
+@static_arguments("shape")
 def fixed_budgets(budget: Scalar, *, shape: tuple[int, int]) -> Int[Array, "Q G"]:
     """Returns the same budget in tokens (int32) for all rollouts. GRPO and DAPO use b_max."""
     return jnp.full(shape, budget, jnp.int32)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num, PRNGKeyArray
 
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
 
 
@@ -53,6 +54,7 @@ def group_weights(
     return _normalised(weights * sizes, sizes > 0)
 
 
+@static_arguments("num")
 def sample_groups(key: PRNGKeyArray, weights: Float[Array, "K"], num: int) -> Int[Array, "num"]:
     """Samples int32 indices of groups (or problems) by weight, with replacement.
 
@@ -64,6 +66,7 @@ def sample_groups(key: PRNGKeyArray, weights: Float[Array, "K"], num: int) -> In
     return jax.random.categorical(key, jnp.log(weights), shape=(num,)).astype(jnp.int32)
 
 
+@static_arguments("num")
 def sample_questions(
     key: PRNGKeyArray, weights: Float[Array, "K"], group_of: Int[Array, "n"], num: int
 ) -> Int[Array, "num"]:

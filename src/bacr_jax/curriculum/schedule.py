@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar, pytree
 
 # Number of pseudo-rollouts of Beta(1, 1), the uniform prior of a pass rate: one success and one
@@ -42,6 +43,7 @@ class CurriculumState:
     updates: Int[Array, ""]
 
 
+@static_arguments("num_groups")
 def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> CurriculumState:
     """Returns the initial state, in which every pass rate is 1/2, the mean of Beta(1, 1).
 
@@ -79,6 +81,7 @@ def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> Curri
     )
 
 
+@static_arguments("clip")
 def budget_mean(
     pass_rate: Float[Array, "K"],
     mu0: Float[Array, "K"] | Scalar,
@@ -114,6 +117,7 @@ def budget_mean(
     return jnp.clip(mu, b_min, b_max) if clip else mu
 
 
+@static_arguments("clip")
 def scheduled_mean(
     state: CurriculumState,
     *,
@@ -185,6 +189,7 @@ def record_outcomes(
     )
 
 
+@static_arguments("source")
 def update_pass_rates(
     state: CurriculumState, *, source: Literal["ema", "epoch"]
 ) -> CurriculumState:

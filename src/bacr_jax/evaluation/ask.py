@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config.resolve import cap
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import (
     Decoder,
@@ -73,7 +74,9 @@ class Answer:
       thinking_tokens: number of thinking tokens, without the closing tag.
       forced_tokens: number of tokens inserted between the thinking and the answer.
       answer_tokens: number of sampled answer tokens, including the closing tag.
-      answer: text of the answer, without the closing tag.
+      answer: text of the answer, without its tags.
+      answer_text: text of the answer with its tags, without the closing tag if the answer was not
+        closed.
       closed_by: reason why the thinking ended: the closing tag, the budget or the end of the turn.
       finished: True if the answer was closed within `rollout.answer_tokens` tokens.
       tokens: token ids after the prompt: the thinking with its closing tag, the forced tokens and
@@ -88,6 +91,7 @@ class Answer:
     forced_tokens: int
     answer_tokens: int
     answer: str
+    answer_text: str
     closed_by: str
     finished: bool
     tokens: tuple[int, ...]
@@ -218,7 +222,7 @@ class Session:
         style = self.style
         max_tokens = config.data.max_prompt_tokens
         prompts, dropped = encode_prompts(self.tokenizer, questions, style, max_tokens=max_tokens)
-        words = budget_words(config, style)
+        words = budget_words(resolve(config).task.budget_text, style)
         numbers = _as_numbers(budgets)
         if words and not len(dropped):
             budget_prompts, dropped = make_budget_prompts(
@@ -292,6 +296,10 @@ class Session:
         start = trunks.prompt_lengths[row]
         thinking_ids = trunks.tokens[row, start:][: trunks.sampled[row]].tolist()
         answer_ids = branches.tokens[row, 0, : forced + answered].tolist()
+        style = self.style
+        sampled_text = answer_text(
+            self.tokenizer, answer_ids[forced:], opened="", closed=style.answer_close
+        )
         return Answer(
             question=question,
             budget=budget,
@@ -300,12 +308,8 @@ class Session:
             thinking_tokens=int(trunks.thinking[row]),
             forced_tokens=forced,
             answer_tokens=answered,
-            answer=answer_text(
-                self.tokenizer,
-                answer_ids[forced:],
-                opened=self.style.answer_open,
-                closed=self.style.answer_close,
-            ),
+            answer=sampled_text.removesuffix(style.answer_close).strip(),
+            answer_text=style.answer_open + sampled_text,
             closed_by=CLOSE_NAMES[int(trunks.close[row])],
             finished=bool(branches.finished[row, 0]),
             tokens=(*thinking_ids, *answer_ids),

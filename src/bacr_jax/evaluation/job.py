@@ -22,6 +22,7 @@ from bacr_jax.config import Config
 from bacr_jax.config.checks import dense_problems
 from bacr_jax.config.engine import VLLM
 from bacr_jax.config.resolve import cap, samples_of
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, draw_samples
@@ -212,7 +213,7 @@ def _decoding(
         "closing_text": config.data.closing_text,
         "grace": config.budget.grace or None,
         "budget_tag": config.eval.budget_tag if style.budget_close else None,
-        "budget_words": budget_words(config, style) or None,
+        "budget_words": budget_words(resolve(config).task.budget_text, style) or None,
         "prompt_date": style.date or None,
         "engine": None if url is None else VLLM,
         "product_dtype": config.model.product_dtype,
@@ -340,11 +341,11 @@ def prepare(
     tokenizer = saved.tokenizer()
     check_grace(config, tokenizer)
     positions = positions_of_model(config, tokenizer)
-    style = saved.style or format_for(config, declares_budget=declares_budget(config))
+    style = saved.style or format_for(config.data, declares_budget=declares_budget(config))
     if swap:
         check_swap(config, style)
         truncated = swap_settings(config.eval, greedy=greedy)
-    sets = load_sets(config, tokenizer, split=split, train=train, style=style)
+    sets = load_sets(resolve(config).task, tokenizer, split=split, train=train, style=style)
     check_length(config, tokenizer, style, positions, sets)
     chosen, described = _choose_problems(config, sets)
     modes = _budgets_by_mode(settings)
@@ -465,7 +466,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
     done = folder.resume(out, planned)
     rows = setup.vocabulary_rows(work.config, len(work.tokenizer))
     environment = build_environment(
-        work.config, work.tokenizer, rows, style=work.style, sets=work.sets
+        resolve(work.config).task, work.tokenizer, rows, style=work.style, sets=work.sets
     )
     try:
         if len(done) < len(planned):

@@ -15,6 +15,7 @@ import jax
 
 from bacr_client import EngineError, Server, read_rules
 from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
 from bacr_jax.model.hf.archive import check_files
@@ -88,7 +89,12 @@ def open_served(
     """
     config = saved.config
     largest = largest_evaluated(config)
-    section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
+    section = describe(
+        resolve(config).limits,
+        environment.tokenizer,
+        environment.style,
+        environment.vocab_size,
+    )
     section_of_folder = read_thinking(saved.folder) or {}
     if section["never_sampled"] != section_of_folder.get("never_sampled"):
         raise UserError(_OTHER_FORMAT.format(saved.folder))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config.cli import Parser, add_step, entry_point, silence_orbax, uninterrupted
+from bacr_jax.config.settings import resolve
 
 # Dtypes in which weights can be stored.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None) -> None:
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
-    words = budget_words(config, trained_style(config))
+    words = budget_words(resolve(config).task.budget_text, trained_style(config))
     if words:
         print(f"its prompts have the budget after the question: {words} (config.json, {WORDS})")
     if arguments.push is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
 from bacr_jax.export.model_card import Exported, model_card
@@ -201,7 +202,7 @@ def write_params(
         "max_length": shape.max_positions,
     }
     explained = policy_folder.Explained(
-        thinking=describe(config, tokenizer, style, shape.vocab_size),
+        thinking=describe(resolve(config).limits, tokenizer, style, shape.vocab_size),
         chat_template=chat_template(tokenizer, style, exported.words, levels),
         generation=generation,
         card=model_card(exported),

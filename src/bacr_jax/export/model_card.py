@@ -13,6 +13,7 @@ from bacr_jax import __version__, files
 from bacr_jax.config import Config
 from bacr_jax.config.presets import preset_of
 from bacr_jax.config.resolve import cap, mixture
+from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.model.hf.vocabulary import check_links
 from bacr_jax.prompts.budget_prompt import budget_words
@@ -52,7 +53,7 @@ class Exported:
     @property
     def words(self) -> str:
         """Returns the budget prompt, or "" if the prompts do not contain the budget."""
-        return budget_words(self.config, self.style)
+        return budget_words(resolve(self.config).task.budget_text, self.style)
 
 
 def license_of(base: Path | None) -> str | None:

@@ -27,7 +27,7 @@ def make(config: Config) -> Method:
     """
     if not config.reward.normalize_each:
         return grpo_family(config, "GRPO", published=PUBLISHED)
-    shares = reward_shares(config)
+    shares = reward_shares(config.reward)
 
     def normalised_each(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None

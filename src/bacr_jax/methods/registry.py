@@ -147,7 +147,7 @@ def problems(config: Config) -> Iterator[str]:
     method = module.make(config)
     yield from _ahead_problems(config, method)
     yield from redefinitions(config, method.published)
-    if method.pays_by_verdicts and reward_shares(config):
+    if method.pays_by_verdicts and reward_shares(config.reward):
         yield (
             f"reward.weights: method={config.method} rewards an answer for being right, which "
             "cannot be read from a mixture of rewards; write {}, or another method such as grpo"

@@ -209,7 +209,7 @@ def make(config: Config) -> Method:
     limit is penalized.
     """
     settings = config.selfbudgeter
-    close = format_for(config, declares_budget=True).budget_close
+    close = format_for(config.data, declares_budget=True).budget_close
 
     def read(tokenizer: Any, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
         texts = vocabulary(tokenizer)

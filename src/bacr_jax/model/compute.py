@@ -1,5 +1,6 @@
 """Computation settings of a forward pass, which do not change the function of the model."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,3 +39,12 @@ class Compute:
     remat: Remat = "full"
     mesh: Mesh | None = None
     row_axes: tuple[str, ...] = ROW_AXES
+
+    def __repr__(self) -> str:
+        """Returns only the fields that differ from their defaults, to keep signatures short."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_prompts, encode_text, frame, with_ids
@@ -26,21 +25,19 @@ from bacr_jax.types import NO_BUDGET, Prompts
 _NUMBER = "\ue001"
 
 
-def budget_words(config: Config, style: PromptFormat) -> str:
+def budget_words(budget_text: str | None, style: PromptFormat) -> str:
     """Returns the sentence with the budget in prompts, with `{budget}` as the placeholder.
 
-    The sentence of a prompt format takes precedence over `conditioning.prompt_text`, because some
-    formats, such as the ledger's, have special tokens for it. The result is empty if
-    `conditioning.budget_input` does not put the budget into prompts.
+    The sentence of a prompt format takes precedence over the sentence of the run, because some
+    formats, such as the ledger's, have special tokens for it.
+
+    Args:
+      budget_text: sentence of the run (`TaskSettings.budget_text`). None if prompts contain no
+        budget. The result is then empty.
     """
-    if not config.conditioning.in_prompt:
+    if budget_text is None:
         return ""
-    return style.budget_words or config.conditioning.prompt_text.strip()
-
-
-def largest_prompt_budget(config: Config) -> int:
-    """Returns the largest budget of training and evaluation, which must fit into prompts."""
-    return max(config.budget.max, *config.eval.budgets)
+    return style.budget_words or budget_text
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,16 @@ def automaton(table: Any) -> Automaton:
     return Automaton(next_state, opens)
 
 
+def stop_token(token: int, *, vocab_size: int) -> Automaton:
+    """Returns the table of a stop string that is always encoded as one token."""
+    next_state: Any = np.zeros((2, vocab_size), np.int32)
+    opens: Any = np.zeros((2, vocab_size), bool)
+    next_state[0, token] = 1
+    next_state[1] = 1
+    opens[0, token] = True
+    return Automaton(next_state, opens)
+
+
 def decode_rules(
     *,
     allowed_tokens: np.ndarray,

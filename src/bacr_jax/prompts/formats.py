@@ -16,7 +16,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bacr_jax.config import Config
+from bacr_jax.config import DataConfig
 from bacr_jax.config.resolve import own_tokens
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
@@ -166,7 +166,7 @@ FORMATS = {
 }
 
 
-def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat:
+def format_for(data: DataConfig, *, declares_budget: bool = False) -> PromptFormat:
     """Returns the prompt format of a run.
 
     Tasks with a built-in vocabulary (see `own_tokens`) use the format with the name of the
@@ -179,26 +179,26 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
     Raises:
       UserError: If a text in the config is incompatible with the format.
     """
-    tokens = own_tokens(config.data)
+    tokens = own_tokens(data)
     if declares_budget:
         name = f"{tokens}_budget" if tokens else "budget_solution"
-    elif tokens or config.data.prompt_format == "auto":
+    elif tokens or data.prompt_format == "auto":
         name = tokens or "think_answer"
     else:
-        name = config.data.prompt_format
-    return with_texts(FORMATS[name], config)
+        name = data.prompt_format
+    return with_texts(FORMATS[name], data)
 
 
-def with_texts(style: PromptFormat, config: Config) -> PromptFormat:
-    """Applies the closing text, system message, template variables and date of a config.
+def with_texts(style: PromptFormat, data: DataConfig) -> PromptFormat:
+    """Applies the closing text, system message, template variables and date of a run.
 
     Raises:
       UserError: If one of them is incompatible with the format.
     """
-    style = with_closing_text(style, config.data.closing_text)
-    system = config.data.system_prompt
-    variables = config.data.template_variables
-    date = config.data.prompt_date
+    style = with_closing_text(style, data.closing_text)
+    system = data.system_prompt
+    variables = data.template_variables
+    date = data.prompt_date
     chat_settings = []
     if system is not None:
         chat_settings.append(f"data.system_prompt={shown(system)}")

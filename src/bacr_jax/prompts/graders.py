@@ -14,8 +14,8 @@ from bacr_grading import STRICT, ExactGrader, Grader, Verdict, VerifierGrader, l
 from bacr_grading.pool import Poll
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier import packed
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import CORRECT, reward_shares
+from bacr_jax.config import GradingConfig
+from bacr_jax.config.settings import GraderSettings
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
 from bacr_jax.questions.loaders import REPEATING
@@ -181,11 +181,11 @@ Encode = Callable[[str], list[int]] | None
 
 
 def open_graders(
-    config: Config, sets: Sequence[QuestionSet], encode: Encode = None
+    settings: GraderSettings, sets: Sequence[QuestionSet], encode: Encode = None
 ) -> dict[tuple[str, float], Any]:
     """Opens the graders of question sets.
 
-    A user-defined verifier (`config.grader`) replaces the graders of all sets.
+    A user-defined verifier (`settings.verifier`) replaces the graders of all sets.
 
     Args:
       sets: question sets. Sets with equal `graded_by` share a grader.
@@ -199,30 +199,35 @@ def open_graders(
       UserError: If the file of a verifier or of a data source cannot be read.
     """
     kinds = {questions.graded_by for questions in sets}
-    if config.grader is not None:
-        grader = _open_verifier(config, encode)
+    if settings.verifier is not None:
+        grader = _open_verifier(settings, encode)
         return dict.fromkeys(kinds, grader)
     graders: dict[tuple[str, float], Any] = {}
     for score, tolerance in kinds:
         if score == EXACT:
             graders[score, tolerance] = ExactGrader()
         elif score == RULES:
-            graders[score, tolerance] = Grader(relative_tolerance=tolerance, **_limits(config))
+            graders[score, tolerance] = Grader(
+                relative_tolerance=tolerance, **_limits(settings.processes)
+            )
         else:
-            graders[score, tolerance] = _open_source_scorer(config, sets, score)
+            graders[score, tolerance] = _open_source_scorer(settings.processes, sets, score)
     return graders
 
 
-def _open_verifier(config: Config, encode: Encode) -> VerifierGrader:
-    """Opens the user-defined verifier of answers (`config.grader`)."""
-    assert config.grader is not None
+def _open_verifier(settings: GraderSettings, encode: Encode) -> VerifierGrader:
+    """Opens the user-defined verifier of answers (`settings.verifier`)."""
+    assert settings.verifier is not None
     verifier = dataclasses.replace(
-        load_verifier(config.grader), references=_reference_columns(config)
+        load_verifier(settings.verifier), references=settings.reference_columns
     )
-    return VerifierGrader(verifier, batch=config.grading.batch, encode=encode, **_limits(config))
+    limits = settings.processes
+    return VerifierGrader(verifier, batch=limits.batch, encode=encode, **_limits(limits))
 
 
-def _open_source_scorer(config: Config, sets: Sequence[QuestionSet], score: str) -> VerifierGrader:
+def _open_source_scorer(
+    limits: GradingConfig, sets: Sequence[QuestionSet], score: str
+) -> VerifierGrader:
     """Opens the scorer that a data source provides for answers to its questions.
 
     Args:
@@ -236,7 +241,7 @@ def _open_source_scorer(config: Config, sets: Sequence[QuestionSet], score: str)
         whole=source.whole,
         third_party=source.third_party,
     )
-    return VerifierGrader(verifier, rows=_packed_rows(rows, score), **_limits(config))
+    return VerifierGrader(verifier, rows=_packed_rows(rows, score), **_limits(limits))
 
 
 def _packed_rows(rows: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
@@ -278,7 +283,7 @@ def _equal_metadata(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return False
 
 
-def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGrader]:
+def open_rewards(settings: GraderSettings, encode: Encode = None) -> dict[str, VerifierGrader]:
     """Opens the graders of all rewards except correctness, keyed by their names in reward.weights.
 
     These graders receive full responses instead of answers.
@@ -287,33 +292,23 @@ def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGra
       UserError: If the file of a reward cannot be read.
     """
     rewards = {}
-    for name in reward_shares(config):
-        if name == CORRECT:
-            continue
+    limits = settings.processes
+    for name in settings.rewards:
         verifier = dataclasses.replace(
             load_verifier(name, "reward.weights"),
             of_response=True,
-            references=_reference_columns(config),
+            references=settings.reference_columns,
         )
         rewards[name] = VerifierGrader(
-            verifier, batch=config.grading.batch, encode=encode, **_limits(config)
+            verifier, batch=limits.batch, encode=encode, **_limits(limits)
         )
     return rewards
 
 
-def _reference_columns(config: Config) -> tuple[str, ...]:
-    """Returns the names of the columns with reference answers: one name, or none.
-
-    TRL-style reward functions receive the column as a parameter of this name.
-    """
-    column = config.data.answer_column
-    return () if column is None else (column,)
-
-
-def _limits(config: Config) -> dict[str, Any]:
+def _limits(grading: GradingConfig) -> dict[str, Any]:
     """Returns the settings of a grader's worker processes: number, time and memory limits."""
     names = ("workers", "deadline", "memory_mb")
-    return {name: getattr(config.grading, name) for name in names}
+    return {name: getattr(grading, name) for name in names}
 
 
 # Number of answers that a verifier has received, and number of those it failed to score.

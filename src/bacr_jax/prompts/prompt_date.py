@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from bacr_jax import files
-from bacr_jax.config import Config
+from bacr_jax.config import DataConfig
 from bacr_jax.config.resolve import own_tokens
 from bacr_jax.prompts.chat_template import today
 
@@ -26,22 +26,24 @@ def reads_date(folder: Path) -> bool:
     return False
 
 
-def with_prompt_date(config: Config, begun: Config | None = None, recorded: str = "") -> Config:
-    """Sets the date of the prompts in a config if the chat template uses the current date.
+def with_prompt_date(
+    data: DataConfig, folder: str | None, begun: DataConfig | None = None, recorded: str = ""
+) -> DataConfig:
+    """Sets the date of the prompts in the data settings if the chat template uses the current date.
 
-    A date that is already set in the config is not changed.
+    A date that is already set is not changed.
 
     Args:
-      begun: config of the run that is resumed, whose date is used. None for a new run.
+      folder: folder of the tokenizer, or None.
+      begun: data settings of the run that is resumed, whose date is used. None for a new run.
       recorded: date of the evaluation that is resumed. Empty for a new evaluation.
     """
-    if config.data.prompt_date is not None:
-        return config
-    folder = config.model.tokenizer or config.model.path
+    if data.prompt_date is not None:
+        return data
     if begun is not None:
-        date = begun.data.prompt_date
-    elif own_tokens(config.data) is None and folder is not None and reads_date(Path(folder)):
+        date = begun.prompt_date
+    elif own_tokens(data) is None and folder is not None and reads_date(Path(folder)):
         date = recorded or today()
     else:
         date = None
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, prompt_date=date))
+    return dataclasses.replace(data, prompt_date=date)

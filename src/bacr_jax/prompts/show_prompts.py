@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
+from bacr_jax.config.settings import TaskSettings
 from bacr_jax.errors import printable
-from bacr_jax.prompts.budget_prompt import budget_words, largest_prompt_budget, make_budget_prompts
+from bacr_jax.prompts.budget_prompt import budget_words, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts, opener, user_message
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.markup import markup_warning
@@ -17,7 +17,12 @@ from bacr_jax.questions.question_set import QuestionSet
 
 
 def shown_prompts(
-    config: Config, style: PromptFormat, questions: QuestionSet, tokenizer: Any, *, count: int
+    task: TaskSettings,
+    style: PromptFormat,
+    questions: QuestionSet,
+    tokenizer: Any,
+    *,
+    count: int,
 ) -> Iterator[str]:
     r"""Yields lines that display the prompts of a set's first questions and the text after them.
 
@@ -27,8 +32,8 @@ def shown_prompts(
       tokenizer: tokenizer of the model. None displays the messages without a chat template.
       count: number of questions to display.
     """
-    words = budget_words(config, style)
-    largest = largest_prompt_budget(config)
+    words = budget_words(task.budget_text, style)
+    largest = task.largest_budget
     some = questions.take(np.arange(min(count, len(questions))))
     budget = f", with a budget of {largest}" if words else ""
     yield f"{questions.name}, prompt format {style.name}{budget}"
@@ -41,9 +46,9 @@ def shown_prompts(
         warning = markup_warning(tokenizer, style, [questions.questions])
         if warning is not None:
             yield warning
-        rows = prompt_ids(config, style, words, some.questions, tokenizer)
+        rows = prompt_ids(style, words, largest, some.questions, tokenizer)
         texts = [decode_ids(tokenizer, row) for row in rows]
-        details = [_length_detail(len(row), config.data.max_prompt_tokens) for row in rows]
+        details = [_length_detail(len(row), task.data.max_prompt_tokens) for row in rows]
     for id_, text, detail in zip(some.ids, texts, details, strict=True):
         yield f"--- {id_}{detail}"
         yield visible(text)
@@ -96,19 +101,18 @@ def _messages(style: PromptFormat, question: str, sentence: str) -> str:
 
 
 def prompt_ids(
-    config: Config, style: PromptFormat, words: str, texts: Sequence[str], tokenizer: Any
+    style: PromptFormat, words: str, largest: int, texts: Sequence[str], tokenizer: Any
 ) -> list[list[int]]:
     """Tokenizes prompts without a length limit.
 
     Args:
-      words: sentence with a placeholder for the budget, which is replaced with the largest budget.
-        Empty for prompts without a budget.
+      words: sentence with a placeholder for the budget. Empty for prompts without a budget.
+      largest: budget that replaces the placeholder.
 
     Returns:
       The token ids of each prompt.
     """
     no_limit = 1 << 30
-    largest = largest_prompt_budget(config)
     prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=no_limit)
     if words:
         budget_prompts, _ = make_budget_prompts(

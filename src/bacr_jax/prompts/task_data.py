@@ -1,6 +1,6 @@
 """Builds the task of a run: tokenizer, questions, prompts, stop strings and graders.
 
-`build_environment` builds a `TaskData` once from the config, on the host. The training loop and
+`build_environment` builds a `TaskData` once from the settings, on the host. The training loop and
 evaluation then only handle arrays: prompts as inputs and graded outcomes as outputs.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from bacr_grading import ExactGrader, VerifierGrader
 from bacr_grading.pooled import PooledGrader, Texts
 from bacr_grading.verifier import FAILED
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import HOLDOUT, selection_set
+from bacr_jax.config import DataConfig
+from bacr_jax.config.settings import TaskSettings
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import budget_prompt, encoding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
@@ -409,20 +409,20 @@ class TaskData:
 
 
 def _encoded(
-    config: Config, tokenizer: Any, questions: QuestionSet, style: PromptFormat
+    task: TaskSettings, tokenizer: Any, questions: QuestionSet, style: PromptFormat
 ) -> PromptedQuestions:
     """Tokenizes the prompts of a set, and excludes questions whose prompts are too long."""
-    limit = config.data.max_prompt_tokens
+    limit = task.data.max_prompt_tokens
     reason = f"prompt over {limit} tokens"
     budget_prompts = None
-    words = budget_prompt.budget_words(config, style)
+    words = budget_prompt.budget_words(task.budget_text, style)
     if words:
         budget_prompts, dropped = budget_prompt.make_budget_prompts(
             tokenizer,
             questions.questions,
             style,
             words,
-            largest=budget_prompt.largest_prompt_budget(config),
+            largest=task.largest_budget,
             max_tokens=limit,
         )
         questions = questions.without(dropped, reason)
@@ -434,7 +434,7 @@ def _encoded(
     return PromptedQuestions(questions.without(dropped, reason), prompts, budget_prompts)
 
 
-def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSet:
+def load_training_texts(spec: str | Sequence[str], data: DataConfig, seed: int) -> QuestionSet:
     """Loads a training set for the detection of near-duplicates.
 
     The difficulty groups of the result are meaningless.
@@ -443,65 +443,65 @@ def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSe
       UserError: If the data source is unknown or contains no usable questions.
     """
     # The file with measured pass rates may have been moved, and it is not needed here.
-    data = dataclasses.replace(config.data, groups="level", labels=None)
-    return load_questions(spec, data, config.seed, "train")
+    data = dataclasses.replace(data, groups="level", labels=None)
+    return load_questions(spec, data, seed, "train")
 
 
 def load_sets(
-    config: Config,
+    task: TaskSettings,
     tokenizer: Any,
     *,
     split: Literal["train", "test"] = "test",
     train: QuestionSet | None = None,
     style: PromptFormat | None = None,
 ) -> dict[str, PromptedQuestions]:
-    """Loads the evaluation sets of a config and their prompts without using a device.
+    """Loads the evaluation sets of a run and their prompts without using a device.
 
     Args:
       train: training set whose near-duplicates are marked in the evaluation sets, or None to skip
         this step.
-      style: prompt format, or None for the format in the config.
+      style: prompt format, or None for the format in `task.data`.
 
     Returns:
       The evaluation sets, keyed by their names in data.eval.
     """
-    style = style or format_for(config)
+    style = style or format_for(task.data)
     sets = {}
-    for spec in config.data.eval:
-        questions = load_questions(spec, config.data, config.seed, split)
+    for spec in task.data.eval:
+        questions = load_questions(spec, task.data, task.seed, split)
         if train is not None:
             questions = splits.mark_duplicates(questions, train)
-        sets[spec] = _encoded(config, tokenizer, questions, style)
+        sets[spec] = _encoded(task, tokenizer, questions, style)
     return sets
 
 
 def _load_both(
-    config: Config, tokenizer: Any, style: PromptFormat
+    task: TaskSettings, tokenizer: Any, style: PromptFormat
 ) -> tuple[PromptedQuestions, PromptedQuestions, dict[str, PromptedQuestions]]:
     """Loads the training, held-out and evaluation sets.
 
     Evaluation questions are marked if they are near-duplicates of any question of the full training
     set. This includes held-out questions, because they are used to select a checkpoint.
     """
-    data = config.data
-    train = load_questions(data.train, data, config.seed, "train")
+    data = task.data
+    train = load_questions(data.train, data, task.seed, "train")
     check_levels(train.levels, data)
     tests = {}
     for spec in data.eval:
-        tests[spec] = load_questions(spec, data, config.seed, "test")
+        tests[spec] = load_questions(spec, data, task.seed, "test")
     for spec, test in tests.items():
         if not is_made(spec):
             tests[spec] = splits.mark_duplicates(test, train)
-    encoded_train = _encoded(config, tokenizer, train, style)
-    trained, holdout = _split(config, encoded_train, train)
+    encoded_train = _encoded(task, tokenizer, train, style)
+    trained, holdout = _split(task, encoded_train, train)
     encoded_tests = {}
     for spec, test in tests.items():
-        encoded_tests[spec] = _encoded(config, tokenizer, test, style)
+        encoded_tests[spec] = _encoded(task, tokenizer, test, style)
     return trained, holdout, encoded_tests
 
 
 def _split(
-    config: Config, encoded: PromptedQuestions, train: QuestionSet
+    task: TaskSettings, encoded: PromptedQuestions, train: QuestionSet
 ) -> tuple[PromptedQuestions, PromptedQuestions]:
     """Splits the training questions into questions to train on and held-out questions.
 
@@ -516,15 +516,15 @@ def _split(
     Raises:
       UserError: If checkpoints are selected by held-out questions but no question is held out.
     """
-    is_held_out = splits.held_out(train.questions, config.eval.holdout)
+    is_held_out = splits.held_out(train.questions, task.holdout)
     held_out_texts = {train.questions[row] for row in np.flatnonzero(is_held_out)}
     questions = encoded.set.questions
     is_removed = np.array([text in held_out_texts for text in questions], bool)
     removed = np.flatnonzero(is_removed)
     first_copies = removed[splits.first_copies([questions[row] for row in removed])]
-    if selection_set(config) == HOLDOUT and not len(first_copies):
+    if task.needs_holdout and not len(first_copies):
         raise UserError(
-            f"eval.holdout={config.eval.holdout}: at most a tenth of the questions is held out, "
+            f"eval.holdout={task.holdout}: at most a tenth of the questions is held out, "
             f"and {train.name} has {len(train)}; write a set of data.eval in eval.select, "
             "or eval.every=null"
         )
@@ -553,7 +553,7 @@ def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRu
 
 
 def build_environment(
-    config: Config,
+    task: TaskSettings,
     tokenizer: Any,
     vocab_size: int,
     *,
@@ -564,19 +564,19 @@ def build_environment(
 
     Args:
       vocab_size: number of rows of the model's embedding matrix.
-      style: prompt format, or None for the format in the config.
+      style: prompt format, or None for the format in `task.data`.
       sets: evaluation sets. If specified, training questions and rewards are not loaded.
 
     Raises:
-      UserError: If the data, prompts or graders of the config cannot be used.
+      UserError: If the data, prompts or graders cannot be used.
     """
-    style = style or format_for(config)
+    style = style or format_for(task.data)
 
     def encode(text: str) -> list[int]:
         return encoding.encode_text(tokenizer, text).tolist()
 
     if sets is None:
-        train, holdout, tests = _load_both(config, tokenizer, style)
+        train, holdout, tests = _load_both(task, tokenizer, style)
     else:
         tests = sets
         # The training and held-out sets are empty selections of the first evaluation set.
@@ -584,8 +584,8 @@ def build_environment(
         train = PromptedQuestions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
         holdout = train
     question_sets = [questions.set for questions in (train, holdout, *tests.values())]
-    graders = open_graders(config, question_sets, encode)
-    rewards = open_rewards(config, encode) if sets is None else {}
+    graders = open_graders(task.grader, question_sets, encode)
+    rewards = open_rewards(task.grader, encode) if sets is None else {}
     return TaskData(
         tokenizer=tokenizer,
         vocab_size=vocab_size,

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.config import Config
-from bacr_jax.config import io as config_io
-from bacr_jax.config.resolve import LARGEST, cap
+from bacr_jax.config.resolve import LARGEST
+from bacr_jax.config.settings import ResponseLimits
 from bacr_jax.config.values import TypeMismatch, convert, shown
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line_breaks
@@ -33,14 +32,15 @@ SETTINGS = {
 }
 
 
-def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> dict[str, Any]:
+def describe(
+    limits: ResponseLimits, tokenizer: Any, style: PromptFormat, rows: int
+) -> dict[str, Any]:
     """Builds the section `thinking` of a policy. docs/serving.md describes its keys.
 
     Args:
       rows: number of rows of the model's embedding matrix.
     """
     allowed = allowed_tokens(tokenizer, style, rows)
-    settings = config_io.flatten(config)
     prompt_format = dataclasses.asdict(style)
     if not style.date:
         # Omitted if empty, because most chat templates do not contain a date.
@@ -53,11 +53,10 @@ def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> 
         "never_sampled": ranges(np.flatnonzero(~allowed)),
         "think_close": _stop(tokenizer, style.think_close, rows),
         "answer_close": _stop(tokenizer, style.answer_close, rows),
-        **{name: settings[key] for name, key in SETTINGS.items()},
-        "cap": cap(config),
-        "evaluated": list(config.eval.budgets),
+        **{name: getattr(limits, name) for name in SETTINGS},
+        "evaluated": list(limits.evaluated),
     }
-    if config.budget.grace:
+    if limits.grace:
         section["line_breaks"] = ranges(np.flatnonzero(line_breaks(tokenizer, rows)))
     return section
 

@@ -19,6 +19,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, data_set, entry_point
 from bacr_jax.config.resolve import own_tokens
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
@@ -198,18 +199,19 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     import numpy as np
 
     from bacr_jax.methods.registry import declares_budget
-    from bacr_jax.prompts.budget_prompt import budget_words, largest_prompt_budget
+    from bacr_jax.prompts.budget_prompt import budget_words
     from bacr_jax.prompts.encoding import encode_prompts
     from bacr_jax.prompts.formats import format_for
     from bacr_jax.prompts.show_prompts import prompt_ids
 
-    style = format_for(config, declares_budget=declares_budget(config))
+    task = resolve(config).task
+    style = format_for(config.data, declares_budget=declares_budget(config))
     texts = questions.questions
-    words = budget_words(config, style)
+    words = budget_words(task.budget_text, style)
     name = style.name
     if words:
-        name += f", {words.replace(BUDGET, str(largest_prompt_budget(config)))!r}"
-    prompts = prompt_ids(config, style, words, texts, tokenizer)
+        name += f", {words.replace(BUDGET, str(task.largest_budget))!r}"
+    prompts = prompt_ids(style, words, task.largest_budget, texts, tokenizer)
     lengths = np.array([len(ids) for ids in prompts])
     limit = config.data.max_prompt_tokens
     if lengths.min() > limit:
@@ -293,12 +295,13 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
         from bacr_jax.prompts.formats import format_for
         from bacr_jax.prompts.show_prompts import shown_prompts
 
-        style = format_for(config, declares_budget=declares_budget(config))
-        yield from shown_prompts(config, style, questions, tokenizer, count=options.show_prompts)
+        style = format_for(config.data, declares_budget=declares_budget(config))
+        task = resolve(config).task
+        yield from shown_prompts(task, style, questions, tokenizer, count=options.show_prompts)
         return
     yield from report(questions, config, against=against, tokenizer=tokenizer)
     if options.inspect is None:
-        yield from missing_set_lines(config)
+        yield from missing_set_lines(config.data, config.eval)
     if split == "train":
         check_levels(questions.levels, config.data)
 

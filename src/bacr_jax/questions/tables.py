@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bacr_grading.files import DuplicateName, check_once
+from bacr_io.files import DuplicateName, check_once
 from bacr_jax.errors import UserError, first_of, reason_of
 from bacr_jax.files import (
     LARGEST_TABLE,

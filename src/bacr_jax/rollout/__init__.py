@@ -4,6 +4,9 @@ A trunk is a prompt with its sampled thinking. A cut is a truncation point of th
 is an answer that continues the thinking from a cut.
 """
 
+from bacr_jax.prompts.decode_rules import DecodeRules as DecodeRules
+from bacr_jax.prompts.decode_rules import decode_rules as decode_rules
+from bacr_jax.prompts.decode_rules import stop_token as stop_token
 from bacr_jax.rollout.rollouts import Rollout as Rollout
 from bacr_jax.rollout.rollouts import generate as generate
 from bacr_jax.rollout.rollouts import precompile as precompile
@@ -14,3 +17,4 @@ from bacr_jax.rollout.sampling import SamplingParams as SamplingParams
 from bacr_jax.rollout.sampling import sampling_params as sampling_params
 from bacr_jax.rollout.spec import DecodeSpec as DecodeSpec
 from bacr_jax.rollout.spec import RolloutSpec as RolloutSpec
+from bacr_jax.types import Prompts as Prompts

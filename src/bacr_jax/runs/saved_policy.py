@@ -64,7 +64,7 @@ def trained_style(config: Config) -> PromptFormat:
     """Returns the prompt format that a run was trained with."""
     from bacr_jax.methods.registry import declares_budget
 
-    return format_for(config, declares_budget=declares_budget(config))
+    return format_for(config.data, declares_budget=declares_budget(config))
 
 
 def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
@@ -125,7 +125,7 @@ class SavedPolicy:
         same_format = config.data.prompt_format == self.config.data.prompt_format
         style = None
         if self.style is not None and same_format and config.method == self.config.method:
-            style = with_texts(self.style, config)
+            style = with_texts(self.style, config.data)
         return dataclasses.replace(self, config=config, style=style)
 
     @property

@@ -72,7 +72,13 @@ def with_prompt_date(config: Config) -> Config:
     """
     from bacr_jax.prompts import prompt_date
 
-    return prompt_date.with_prompt_date(config, begun_config(config))
+    begun = begun_config(config)
+    data = prompt_date.with_prompt_date(
+        config.data,
+        config.model.tokenizer or config.model.path,
+        None if begun is None else begun.data,
+    )
+    return dataclasses.replace(config, data=data)
 
 
 def with_available_sets(config: Config) -> Config:
@@ -82,10 +88,13 @@ def with_available_sets(config: Config) -> Config:
     """
     from bacr_jax.questions.missing import without_missing
 
-    config, lines = without_missing(config, begun_config(config), run_path(config))
+    begun = begun_config(config)
+    data, lines = without_missing(
+        config.data, config.eval, None if begun is None else begun.data, run_path(config)
+    )
     for line in lines:
         print(line, flush=True)
-    return config
+    return dataclasses.replace(config, data=data)
 
 
 def check_inputs(
@@ -152,7 +161,7 @@ class _Inputs:
         """Removes sets that may be missing. Raises UserError if a needed set is missing."""
         from bacr_jax.questions.missing import missing_together
 
-        line, missing = missing_together(self.config)
+        line, missing = missing_together(self.config.data)
         if line:
             self._reported.update(missing)
             raise UserError(line)

@@ -31,7 +31,7 @@ class Evaluations:
     def __init__(self, config: Config, folder: RunFolder, checkpoints: Checkpoints):
         self.records: list[dict[str, Any]] = []
         self.framing: dict[str, dict[str, Summary]] = {}
-        self.selected = selection_set(config)
+        self.selected = selection_set(config.eval, config.data)
         self.best: Candidate | None = None
         self._candidates: list[Candidate] = []
         self._folder = folder

@@ -95,7 +95,7 @@ def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
     scores: Any = group_batch.by_reward
     if not scores:
         return group_batch
-    shares = resolve.reward_shares(config)
+    shares = resolve.reward_shares(config.reward)
     mixed = sum(share * scores[name] for name, share in shares.items())
     return dataclasses.replace(group_batch, by_answer=mixed, outcomes=mixed.mean(-1))
 

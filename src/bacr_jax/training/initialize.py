@@ -20,7 +20,9 @@ import jax
 import numpy as np
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config, resolve
+from bacr_jax.config import Config
+from bacr_jax.config.resolve import mixture, warmup_config
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.methods import Method, load_method
@@ -198,8 +200,8 @@ def open_inputs(config: Config) -> tuple[Method, TaskData]:
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
     shape = setup.model_shape(config, vocab_size)
-    style = format_for(config, declares_budget=method.declares_budget)
-    environment = build_environment(config, tokenizer, vocab_size, style=style)
+    style = format_for(config.data, declares_budget=method.declares_budget)
+    environment = build_environment(resolve(config).task, tokenizer, vocab_size, style=style)
     setup.check_model(config, shape, environment.longest_prompt)
     tokens_per_answer = environment.rules.suffix_length + config.rollout.answer_tokens
     answer_tokens = method.num_cuts * method.answers * tokens_per_answer
@@ -243,7 +245,7 @@ def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
         if warning is not None:
             print(warning, file=sys.stderr)
         if config.warmup.steps and config.data.train != "ledger":
-            SftBatches(resolve.warmup_config(config), _warmup_environment(config, environment))
+            SftBatches(warmup_config(config), _warmup_environment(config, environment))
         lines = environment.try_verifiers()
         environment.close()
         return method, environment, lines
@@ -268,7 +270,7 @@ def faults_of_inputs(config: Config, reported: frozenset[str] = frozenset()) -> 
     sets: list[tuple[Split, Any]] = [("train", config.data.train)]
     sets += [("test", spec) for spec in config.data.eval]
     for split, spec in sets:
-        if reported.isdisjoint(name for _, name in resolve.mixture(spec)):
+        if reported.isdisjoint(name for _, name in mixture(spec)):
             checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
     return faults_of(*checks)
 
@@ -335,10 +337,11 @@ def after_rejection_sft(
 
 def shared_format_environment(config: Config, current: TaskData) -> TaskData:
     """Returns the task data with the prompt format that all methods share."""
-    shared_format = format_for(config)
+    shared_format = format_for(config.data)
     if shared_format == current.style:
         return current
-    return build_environment(config, current.tokenizer, current.vocab_size, style=shared_format)
+    task = resolve(config).task
+    return build_environment(task, current.tokenizer, current.vocab_size, style=shared_format)
 
 
 def _warmup_environment(config: Config, current: TaskData) -> TaskData:
@@ -347,11 +350,11 @@ def _warmup_environment(config: Config, current: TaskData) -> TaskData:
     The questions are drawn with the seed of the warm-up's config, which may differ from the run's
     seed.
     """
-    warmup_config = resolve.warmup_config(config)
-    if warmup_config.seed == config.seed:
+    task = resolve(warmup_config(config)).task
+    if task.seed == config.seed:
         return shared_format_environment(config, current)
     return build_environment(
-        warmup_config, current.tokenizer, current.vocab_size, style=format_for(warmup_config)
+        task, current.tokenizer, current.vocab_size, style=format_for(task.data)
     )
 
 
@@ -394,7 +397,7 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
 
     If CPU cores are idle, the programs of the training loop are compiled in the background.
     """
-    config = resolve.warmup_config(run.config)
+    config = warmup_config(run.config)
     warmup_run = dataclasses.replace(run, config=config)
     warmup_folder = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     # Grade with the exact grader, because several runs with different graders may share a warm-up.

@@ -16,6 +16,7 @@ import numpy as np
 
 from bacr_client import Server, read_rules
 from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import write_params
 from bacr_jax.export.model_card import Exported
@@ -73,7 +74,12 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         raise UserError(f"rollout.urls: {error}") from None
     environment = run.environment
     spec = run.policy.rollout
-    section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
+    section = describe(
+        resolve(config).limits,
+        environment.tokenizer,
+        environment.style,
+        environment.vocab_size,
+    )
     asking = Asking(
         read_rules(section, environment.vocab_size),
         without_tag(environment),

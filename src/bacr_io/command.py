@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bacr_grading.errors import UserError, printable
-from bacr_grading.files import expand_home
+from bacr_io.errors import UserError, printable
+from bacr_io.files import expand_home
 
 # Exit code for invalid input, the same as in argparse.
 BAD_INPUT = 2

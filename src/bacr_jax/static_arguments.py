@@ -1,0 +1,45 @@
+"""Marks the arguments of functions that must be static under `jax.jit`.
+
+The functions of `curriculum`, `rewards`, `advantages` and `losses` can be jitted. Arguments that
+select a formula or determine a shape can't be traced, so they have to be static:
+
+    jax.jit(rewards.cut_points, static_argnames="num_cuts")(budgets, num_cuts=4)
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_Function = Callable[_Parameters, _Result]
+
+
+def static_arguments(*names: str) -> Callable[[_Function], _Function]:
+    """Returns a decorator that rejects traced values of the named arguments with a clear message.
+
+    The decorated function has the names in its attribute `static_argnames`.
+    """
+
+    def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        parameters = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def checked(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            arguments = dict(zip(parameters, args)) | kwargs
+            for name in names:
+                leaves = jax.tree.leaves(arguments.get(name))
+                if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+                    raise TypeError(
+                        f"{function.__name__}: found a traced {name}; write jax.jit("
+                        f"{function.__name__}, static_argnames={names})"
+                    )
+            return function(*args, **kwargs)
+
+        checked.static_argnames = names  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
