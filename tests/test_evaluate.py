@@ -254,6 +254,85 @@ def test_an_interrupted_dense_curve_continues(model, dense, tmp_path, monkeypatc
         assert (out / name).read_bytes() == (dense / name).read_bytes()
 
 
+def test_the_policy_before_training_is_drawn_by_tokens_used(model, finished, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(model, out, *SAMPLED, "--free", str(finished)) == 0
+    assert "distance from tiny, truncated early" in capsys.readouterr().out
+    free = json.loads((out / "results.json").read_text())["free_curve"]
+    for mode in ("greedy", "sampled"):
+        entries = free["sets"]["ledger"][mode]
+        assert list(entries["curve"]) == list(entries["by_budget"]) == ["4", "8"]
+        for budget, entry in entries["by_budget"].items():
+            # The same policy: all of its points lie on its own curve.
+            assert entry["tokens"] == entries["curve"][budget]["mean_total_tokens"]
+            assert entry["difference"] == pytest.approx(0.0)
+    assert (out / "free_ledger.png").read_bytes().startswith(b"\x89PNG")
+    options = ["--model", model, *OPTIONS, "--out", tmp_path / "two", *KEYS]
+    assert "holds no evaluation" in refusal(capsys, *options, "--free", tmp_path)
+
+
+IN_WORDS = ["conditioning.budget_input=prompt"]
+
+
+@pytest.fixture(scope="module")
+def swapped(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("evaluations") / "swapped"
+    assert run(model, out, *SAMPLED, "--swap", *IN_WORDS) == 0
+    return out
+
+
+def test_a_swap_draws_every_pair_of_input_and_truncation(swapped):
+    drawn = samples(swapped)
+    pairs = {(s["budget"], s["cut"]) for s in drawn}
+    assert pairs == {(4, None), (8, None), (4, 4), (4, 8), (8, 4), (8, 8)}
+    of = lambda mode, budget, cut: [
+        s for s in drawn if (s["mode"], s["budget"], s["cut"]) == (mode, budget, cut)
+    ]
+    for budget in (4, 8):
+        # With the input as limit too, an answer is the one of the plain evaluation.
+        for swap, plain in zip(of("greedy", budget, budget), of("greedy", budget, None)):
+            # A closing tag after the last token of the budget counts in the longer trace only.
+            same = ("id", "extracted", "thinking_tokens", "answer_tokens", "finished")
+            assert [swap[name] for name in same] == [plain[name] for name in same]
+        # A trace truncated earlier is the beginning of the trace with the larger limit.
+        for mode in ("greedy", "sampled"):
+            for early, late in zip(of(mode, budget, 4), of(mode, budget, 8), strict=True):
+                assert early["thinking_tokens"] == min(4, late["thinking_tokens"])
+    assert max(s["thinking_tokens"] for s in of("sampled", 4, 8)) > 4
+    swap = json.loads((swapped / "results.json").read_text())["sets"]["ledger"]["swap"]
+    for mode, count in (("greedy", 6), ("sampled", 24)):
+        for budget, cut in ((4, 8), (8, 4)):
+            mine = [s["correct"] for s in of(mode, budget, cut)]
+            entry = swap[mode]["pairs"][str(budget)][str(cut)]
+            assert len(mine) == count and entry["accuracy"] == pytest.approx(sum(mine) / count)
+
+
+def test_a_swap_is_a_table_and_a_picture(swapped):
+    text = (swapped / "results.md").read_text()
+    assert "budget as input (rows) and truncation (columns)" in text
+    assert "| greedy | gain of * |" in text and "thinking length by budget as input" in text
+    assert (swapped / "swap_ledger.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_swap_continues(model, swapped, tmp_path):
+    lines = (swapped / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "evaluation.json").write_bytes((swapped / "evaluation.json").read_bytes())
+    # All plain answers, and half a batch of truncated ones.
+    (out / "samples.jsonl").write_bytes(b"".join(lines[:65]))
+    assert run(model, out, *SAMPLED, "--swap", *IN_WORDS) == 0
+    for name in ("samples.jsonl", "results.json"):
+        assert (out / name).read_bytes() == (swapped / name).read_bytes()
+
+
+def test_a_swap_can_be_compared_with(model, swapped, tmp_path):
+    assert run(model, tmp_path / "out", *SAMPLED, *IN_WORDS, "--compare", str(swapped)) == 0
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    entry = results["comparisons"][str(swapped)]["ledger"]["by_budget"]["greedy"]["8"]
+    assert entry["difference"] == 0.0
+
+
 @pytest.mark.slow
 def test_budgets_at_the_edges(model, tmp_path):
     out, options = tmp_path / "out", ["--data", "ledger", "--size", "6", "--slots", "6"]
@@ -345,6 +424,9 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "8", "--samples", "-1"], "--samples"),
         (["--budgets", "8", "--every", "0"], "--every"),
         (["--budgets", "4,8", "--every", "8"], "no multiple below the largest budget 8"),
+        (["--budgets", "4,8", "--every", "3", "--swap"], "can't be combined with --every 3"),
+        (["--budgets", "4,8", "--swap"], "--swap: the policy has no budget as input"),
+        (["--budgets", "0,8", "--swap", "conditioning.budget_input=prompt"], "at least two"),
         (["--budgets", "300", "--every", "1"], "write 2 or more"),
         (["--budgets", "8", "--size", "0"], "--size"),
         (["--budgets", "8", "--step", "3"], "--step"),

@@ -66,6 +66,7 @@ ELSEWHERE = {
     ("study/test_results.py", DRAWN): (
         "bacr_study.difference_tables .effects .figure_parts .figures .items .tables"
     ),
+    ("study/test_budget_use.py", DRAWN): "bacr_study.budget_figures .budget_tables",
     ("study/test_main.py", WIRE): "bacr_study.work",
 }
 

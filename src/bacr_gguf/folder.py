@@ -39,23 +39,26 @@ Ask it by `bacr generate --model FOLDER --budget 128 "..."`, or load it in trans
 _LICENSE = re.compile(r"[a-z0-9.-]+")
 
 
-def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
+def write(path: Path, out: Path, *, dtype: str = "float32", tie: bool = False) -> str:
     """Converts a GGUF file to a new Hugging Face folder. If an error occurs, no folder is created.
 
     Args:
       path: the GGUF file.
       out: the folder to create.
       dtype: dtype of the written weights. `float32` is exact, and `bfloat16` rounds the values.
+      tie: True to use the embedding as the output matrix (`weights.tied`).
 
     Returns:
       A one-line summary with the model class, the dtype, and the tensor types in the GGUF file.
 
     Raises:
       GgufError, UnicodeDecodeError: if the file is damaged or contains an unsupported model.
-      UserError: if the folder exists already or cannot be written.
+      UserError: if the folder exists already, cannot be written, or its matrices cannot be tied.
     """
     check_free(out)
     file = container.read(path)
+    if tie:
+        file = weights.tied(file)
     config = weights.hf_config(file)
     stored = weights.tensors(file, config, dtype)
     backend, token_ids = tokenizer.read(file, rows=config["vocab_size"])

@@ -5,6 +5,7 @@ calls `hf_config` and `tensors`. Tensors are dequantised one at a time by the pa
 the folder is written.
 """
 
+import dataclasses
 import functools
 import math
 import sys
@@ -17,6 +18,7 @@ from gguf.quants import dequantize
 
 from bacr_gguf.container import GgufError, GgufFile, TensorEntry
 from bacr_jax.config.values import shown
+from bacr_jax.errors import UserError
 from bacr_jax.model.hf import names
 from bacr_jax.model.hf.archive import Stored
 from bacr_jax.model.hf.hf_config import FAMILIES, parse_config
@@ -51,6 +53,10 @@ _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 # Maximum value of a number in the config.
 _LARGEST = 1 << 28
+# Maximum difference of two matrices, relative to their norm, that is taken for quantisation. The
+# coarsest supported types have four bits, which change normally distributed values by less than
+# 10 %.
+_MOST_BY_QUANTISATION = 0.15
 # Number of bytes that are dequantised at a time.
 _CHUNK = 16 << 20
 # Maximum number of progress lines during a conversion.
@@ -180,6 +186,71 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         # transformers warns about Mistral tokenizers.
         "transformers_version": "4.57.0",
     }
+
+
+def tied(file: GgufFile) -> GgufFile:
+    """Returns the file of a model whose output matrix is its embedding.
+
+    llama.cpp can quantise the embedding of a tied model twice, with different types, and store one
+    result as the output matrix. Both matrices then differ by quantisation alone. The one with more
+    bytes is kept, because it is closer to the values before quantisation.
+
+    Raises:
+      UserError: if the file has no output matrix, or if it differs by more than quantisation.
+    """
+    head = file.tensors.get(_HEAD)
+    if head is None:
+        raise UserError(
+            f"--tie: {file.path} has no output matrix, so its model is tied already; leave it out"
+        )
+    embedding = file.tensors[_EMBEDDING]
+    if head.shape != embedding.shape:
+        raise UserError(
+            f"--tie: the output matrix of {file.path} has axes {head.shape}, and its embedding "
+            f"{embedding.shape}; leave it out"
+        )
+    difference = relative_difference(file.path, head, embedding)
+    if not difference <= _MOST_BY_QUANTISATION:
+        raise UserError(
+            f"--tie: output matrix and embedding of {file.path} differ by {difference:.0%} of "
+            f"their norm, which is more than quantisation ({_MOST_BY_QUANTISATION:.0%}); leave it "
+            "out"
+        )
+    finer = head if head.num_bytes > embedding.num_bytes else embedding
+    kept = {name: tensor for name, tensor in file.tensors.items() if name != _HEAD}
+    kept[_EMBEDDING] = finer._replace(name=_EMBEDDING)
+    return dataclasses.replace(file, tensors=kept)
+
+
+def relative_difference(path: Path, one: TensorEntry, other: TensorEntry) -> float:
+    """Returns the norm of the difference of two matrices, divided by the norm of the second one.
+
+    The matrices are dequantised in chunks of rows.
+
+    Args:
+      path: path of the GGUF file.
+      one, other: descriptions of matrices with equal shapes.
+    """
+    rows, _ = other.shape
+    chunk_rows = max(1, _CHUNK * rows // max(one.num_bytes, other.num_bytes))
+    squares = 0.0
+    norm = 0.0
+    # Values in damaged blocks may overflow. They are rejected when they are written.
+    with np.errstate(all="ignore"):
+        for start in range(0, rows, chunk_rows):
+            chunks = [
+                _dequantised_rows(path, entry, start, start + chunk_rows) for entry in (one, other)
+            ]
+            squares += float(np.square(chunks[0] - chunks[1], dtype=np.float64).sum())
+            norm += float(np.square(chunks[1], dtype=np.float64).sum())
+    return math.sqrt(squares / norm) if norm else math.inf
+
+
+def _dequantised_rows(path: Path, tensor: TensorEntry, start: int, stop: int) -> np.ndarray:
+    """Returns the dequantised rows of a matrix from `start` to `stop`."""
+    rows = tensor.shape[0]
+    raw = np.memmap(path, np.uint8, "r", tensor.start, (rows, tensor.num_bytes // rows))
+    return dequantize(np.array(raw[start:stop]), tensor.kind)
 
 
 def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:

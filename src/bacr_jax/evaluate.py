@@ -46,8 +46,7 @@ EPILOG = (
     "Config keys of reading and answering questions can be overridden, such as "
     "data.question_column=problem or rollout.answer_tokens=256, and so can keys of speed, such as "
     "model.product_dtype=bfloat16 (docs/evaluation.md). With --model, "
-    "conditioning.budget_input=prompt can "
-    "be written too; it puts the budget into the prompt."
+    "conditioning.budget_input=prompt can be written too; it puts the budget into the prompt."
 )
 # Config keys, or prefixes of keys, that can be overridden. All other keys are rejected, because
 # they define the policy, which must be evaluated with the settings of its training.
@@ -136,6 +135,12 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "forced at every multiple of N tokens",
     )
     add(
+        "--swap",
+        action="store_true",
+        help="also measure whether the policy uses its budget: one trace per budget as input, with "
+        "the largest budget as limit, whose answer is forced at every budget",
+    )
+    add(
         "--samples",
         type=int,
         default=0,
@@ -207,6 +212,13 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         "problem",
     )
     add(
+        "--free",
+        type=Path,
+        metavar="DIR",
+        help="folder of an evaluation of the policy before training, best with --every; its "
+        "accuracy by tokens used is drawn, and the distance from it",
+    )
+    add(
         "--label-difficulty",
         type=Path,
         metavar="OUT.jsonl",
@@ -222,6 +234,11 @@ def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
         yield "--data: is missing; write a set such as gsm8k:PATH"
     if arguments.model is not None and not arguments.budgets:
         yield "--budgets: is missing; write 512,1024"
+    if arguments.swap and arguments.every is not None:
+        yield (
+            f"--swap: can't be combined with --every {arguments.every}; write one of them, and "
+            "evaluate the other with another --out"
+        )
     if len(set(data)) < len(data):
         yield "--data: holds a set twice; write each once"
     for name, (least, most) in _RANGES.items():
@@ -529,6 +546,8 @@ def evaluate(
         labels=arguments.label_difficulty,
         name=arguments.name,
         url=arguments.url,
+        swap=arguments.swap,
+        free=arguments.free,
     )
     with Progress() as progress, open_evaluation(out, work.settings):
         progress.print_line(f"evaluating {work.name}; everything goes to {out}")

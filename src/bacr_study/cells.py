@@ -78,6 +78,9 @@ class Cell:
       schedule: curriculum as a list of records with `step` and `groups`; empty without a
         curriculum.
       evaluation: the evaluation settings returned by `Study.asked`; empty in older cells.
+      truncated: like `sets`, but by set, decoding mode, budget as input and truncation point.
+        Several input budgets form a swap table, and one input budget forms a dense curve. Empty if
+        neither was evaluated.
     """
 
     id: str
@@ -99,6 +102,9 @@ class Cell:
     curve: list[dict[str, Any]] = field(default_factory=list)
     schedule: list[dict[str, Any]] = field(default_factory=list)
     evaluation: dict[str, Any] = field(default_factory=dict)
+    truncated: dict[str, dict[str, dict[str, dict[str, dict[str, Any]]]]] = field(
+        default_factory=dict
+    )
 
     def entry(self, name: str, mode: str, budget: str) -> dict[str, Any] | None:
         """Returns the numbers for a set, decoding mode and budget; None if not evaluated."""
@@ -111,7 +117,11 @@ class Cell:
         entry = self.entry(name, mode, budget)
         if entry is None or not entry.get("correct"):
             return None
-        counts = [int(digit, _BASE) for digit in entry["correct"]]
+        return self.rates_of(entry["correct"], mode)
+
+    def rates_of(self, digits: str, mode: str) -> Float[np.ndarray, "n"]:
+        """Returns the fraction of correct samples for each problem, from an entry's `correct`."""
+        counts = [int(digit, _BASE) for digit in digits]
         return np.array(counts, np.float64) / self.samples[mode]
 
     def levels(self, name: str) -> Int[np.ndarray, "n"] | None:

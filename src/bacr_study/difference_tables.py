@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bacr_jax.report.table import Item, Table, budget_name
+from bacr_jax.report.table import Item, Shown, Table, budget_name
 from bacr_study import items
 from bacr_study.figures import CONTRASTS
 from bacr_study.items import Results
@@ -29,7 +29,7 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
     columns = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
     header = ["pair", "arm", "less"]
     for _, budget in columns:
-        header += [budget_name(budget), "Holm p"]
+        header += [budget_name(budget), "Holm p", "sign flip"]
     rows: list[list[Item]] = []
     for name, (of, less) in study.contrasts.items():
         row: list[Item] = [name, of, less]
@@ -37,6 +37,7 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
             entry = entries.get((name, task.id, budget))
             row.append(items.difference_item(entry))
             row.append(items.p_item(entry["p_holm"]) if entry else "")
+            row.append(items.sign_flip_item(entry) if entry else "")
         rows.append(row)
     yield Table(
         CONTRASTS,
@@ -45,7 +46,8 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
         words=3,
         name="contrasts",
         caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
-        f"random effects of seeds and problems); Holm p: over these {len(entries)} tests.",
+        f"random effects of seeds and problems); Holm p: over these {len(entries)} tests. Sign "
+        "flip: p-value of the exact sign-flip test over seeds, not corrected.",
     )
 
 
@@ -67,22 +69,30 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
                 "points",
                 "p",
                 "Holm p",
+                "sign flip",
                 "tests",
                 "seeds × problems",
+                "updates",
+                "failed",
             ],
-            [_difference_row(study, names, entry) for entry in entries],
+            [_difference_row(results, study, names, entry) for entry in entries],
             words=2,
             caption="Percentage points, paired by seed and problem, with 95 % intervals "
             "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
-            "freedom). Holm p: corrected for the tests of the family. One problem: only means over "
-            "problems are known.",
+            "freedom). Holm p: corrected for the tests of the family. Sign flip: p-value of the "
+            "exact sign-flip test over seeds, not corrected; with S seeds it is at least 2 / 2^S. "
+            "One problem: only means over problems are known. Updates: of the method, and of the "
+            "arm that is subtracted. Failed: runs of the method (table of failed runs).",
             name=f"differences_{reference}",
         )
 
 
-def _difference_row(study: Study, names: Mapping[str, str], entry: Mapping[str, Any]) -> list[Item]:
+def _difference_row(
+    results: Results, study: Study, names: Mapping[str, str], entry: Mapping[str, Any]
+) -> list[Item]:
     """Formats an entry of `comparisons` in results.json as a table row."""
     task = study.task(entry["task"]).label
+    failures = results["failures"][entry["task"]]
     return [
         names[entry["variant"]],
         f"{task}{_FAMILIES[entry['view']]}",
@@ -90,9 +100,22 @@ def _difference_row(study: Study, names: Mapping[str, str], entry: Mapping[str, 
         items.difference_item(entry),
         items.p_item(entry["p"]),
         items.p_item(entry["p_holm"]),
+        items.sign_flip_item(entry),
         str(entry["tests"]),
         f"{entry['seeds']} × {entry['problems']:,}",
+        _updates_of_both(results, entry["task"], entry["variant"], entry["reference"]),
+        items.failed_item(failures.get(entry["variant"])),
     ]
+
+
+def _updates_of_both(results: Results, task: str, variant: str, reference: str) -> str:
+    """Returns the numbers of updates of two variants as text, such as `34 and 18`."""
+    texts = []
+    for key in (variant, reference):
+        cost = results["costs"][task].get(key, {})
+        item = items.updates_item(cost)
+        texts.append(item.text if isinstance(item, Shown) else str(item))
+    return " and ".join(texts)
 
 
 def decoding_tables(results: Results, study: Study) -> Iterator[Table]:

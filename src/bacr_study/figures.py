@@ -9,6 +9,7 @@ from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_study.budget_figures import free_series, swap_figures
 from bacr_study.figure_parts import (
     EstimateRecord,
     StudyFigure,
@@ -81,7 +82,7 @@ def draw_figures(
         "contrasts": contrast_figures,
     }
     # Two views may share a function, which must only be called once.
-    makers = dict.fromkeys(figures_of_view[view] for view in study.views)
+    makers = dict.fromkeys([*(figures_of_view[view] for view in study.views), swap_figures])
     drawn = []
     for make in makers:
         for figure in make(results, study):
@@ -218,7 +219,11 @@ def _efficiency_charts(
             continue
         look = looks[variant.key]
         costs = [estimate["mean"] for estimate in total_tokens.values()]
-        accuracy_series.append(accuracies(look, costs, gains.values()))
+        free_points = results["free_curves"].get(task.id)
+        if free_points and variant.arm == study.before:
+            accuracy_series.append(free_series(look, free_points))
+        else:
+            accuracy_series.append(accuracies(look, costs, gains.values()))
         thinking_series.append(_thinking_series(look, thinking_tokens, floor))
     if accuracy_series:
         points = [point for series in accuracy_series for point in zip(series.x, series.y)]

@@ -75,6 +75,52 @@ def p_item(p: float) -> Item:
     return Shown(p_text(p), (p,))
 
 
+def sign_flip_item(entry: Mapping[str, Any]) -> Item:
+    """Returns the p-value of a contrast's sign-flip test as a table entry; a dash if unknown."""
+    p = entry.get("sign_flip")
+    return NONE if p is None else p_item(p)
+
+
+def training_columns(
+    results: Results, task: Task, variants: Sequence[Variant]
+) -> list[tuple[str, Sequence[Item]]]:
+    """Returns the columns of training that accompany the accuracies of a task.
+
+    The columns are the number of updates, the number of failed runs, and the largest loss of
+    accuracy over all runs and budgets. A column is left out if it is not known for any variant.
+
+    Returns:
+      The heading and the entries of each column.
+    """
+    columns: list[tuple[str, Sequence[Item]]] = []
+    costs = results["costs"][task.id]
+    if any("updates" in cost for cost in costs.values()):
+        updates = []
+        for variant in variants:
+            cost = costs.get(variant.key, {})
+            updates.append(updates_item(cost))
+        columns.append(("updates", updates))
+    failures = results["failures"][task.id]
+    if failures:
+        failed = []
+        worst = []
+        for variant in variants:
+            rate = failures.get(variant.key)
+            failed.append(failed_item(rate))
+            worst.append(NONE if rate is None else loss_text(rate["worst"]))
+        columns.append(("failed", failed))
+        columns.append(("worst budget", worst))
+    return columns
+
+
+def updates_item(cost: Mapping[str, Any]) -> Item:
+    """Formats the mean number of updates; a dash if it is not known or the arm is untrained."""
+    if "updates" not in cost or cost["updates"]["mean"] == 0:
+        return NONE
+    mean = cost["updates"]["mean"]
+    return Shown(f"{mean:,.0f}", (mean,))
+
+
 def difference_item(entry: Mapping[str, Any] | None) -> Item:
     """Returns a difference in percentage points as a table entry; a dash for None."""
     if entry is None:

@@ -17,7 +17,7 @@ from bacr_jax.files import write_atomically
 from bacr_jax.report import plots
 from bacr_jax.report.html_page import SCRIPT, STYLE, renderer, security
 from bacr_jax.report.table import Table
-from bacr_study import curves, effects
+from bacr_study import budget_use, curves, effects
 from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
 from bacr_study.configured import Configured
 from bacr_study.failures import failure_rates
@@ -34,7 +34,7 @@ _TASK_FIELDS = ("id", "label", "main", "hard", "budgets")
 # not in results.json.
 _MACHINE_FIELDS = ("wall_seconds", "seconds", "date")
 # Long fields of a cell, which results.json omits.
-_LONG_FIELDS = ("correct", "curve", "schedule", "levels_of")
+_LONG_FIELDS = ("correct", "curve", "schedule", "levels_of", "truncated")
 _NO_FACTS = Configured()
 
 
@@ -94,6 +94,8 @@ def build_results(
       * means: means over seeds by task, set, decoding mode, variant and budget.
       * failures, costs: numbers of failed runs, and training costs, by task and variant.
       * comparisons, decoding: the results of the functions of the same name in `effects`.
+      * free, free_curves, swap: the results of `budget_use.free_distances`,
+        `budget_use.free_curves` and `budget_use.swaps`.
       * difficulty, ablation, convergence, curriculum, contrasts: present only if the study has the
         view of this name.
     """
@@ -109,6 +111,9 @@ def build_results(
         "costs": {task.id: _costs(grid, task, facts) for task in study.tasks},
         "comparisons": effects.comparisons(grid),
         "decoding": effects.decoding(grid),
+        "free": budget_use.free_distances(grid),
+        "free_curves": budget_use.free_curves(grid),
+        "swap": budget_use.swaps(grid),
     }
     results["warnings"] = list(_warnings(study, results))
     sections: dict[str, Callable[[Grid], Any]] = {

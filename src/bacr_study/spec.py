@@ -191,6 +191,15 @@ class Evaluation:
     top_p: float = setting(1.0, "nucleus of the samples", "(0, 1]")
     slots: int = setting(64, "rows decoded together", "[1, inf)")
     seed: int = setting(0, "chooses problems (and makes those of a procedural set)", SEEDS)
+    cut_every: int | None = setting(
+        None,
+        "truncation points of the policy before training (arm `before`), a multiple of this number "
+        "of tokens each; null: its accuracy is known at the task's budgets only",
+        "[1, inf)",
+    )
+    swap: bool = setting(
+        False, "evaluate trained arms at every pair of a budget as input and a truncation"
+    )
 
 
 @dataclass(frozen=True)
@@ -279,6 +288,10 @@ class Study:
         settings: dict[str, Any] = dict(vars(self.evaluation))
         settings["samples"] = self.samples_of(self.arm(arm))
         del settings["slots"]
+        # Omitted if they are not used, so that cells of earlier versions have the same settings.
+        for key in ("cut_every", "swap"):
+            if not settings[key]:
+                del settings[key]
         for key in ("budgets", "data", "hard_levels"):
             settings[key] = list(getattr(self.task(task), key))
         return settings

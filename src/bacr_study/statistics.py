@@ -55,6 +55,8 @@ class Contrast:
       problems: number of problems; 1 if only means over problems are available.
       basis: the randomness that the interval covers: `OVER_BOTH`, `OVER_PROBLEMS` if there is one
         seed, or `OVER_SEEDS` if `problems` is 1.
+      sign_flip: two-sided p-value of the sign-flip test over seeds (`sign_flip_p`); None if there
+        is one seed, or too many.
     """
 
     difference: float
@@ -66,6 +68,7 @@ class Contrast:
     seeds: int
     problems: int
     basis: str
+    sign_flip: float | None = None
 
 
 def mean_interval(values: Sequence[float | int]) -> Estimate:
@@ -190,7 +193,38 @@ def crossed_test(differences: Float[np.ndarray, "s n"]) -> Contrast | None:
         seeds=seeds,
         problems=problems,
         basis=basis,
+        sign_flip=sign_flip_p(values.mean(1)),
     )
+
+
+# Maximum number of seeds of a sign-flip test. It enumerates all signs.
+_MOST_FLIPPED = 16
+
+
+def sign_flip_p(differences: Float[np.ndarray, "n"]) -> float | None:
+    """Returns the two-sided p-value of the exact sign-flip test of a mean difference against 0.
+
+    If the difference of each seed is symmetric about 0, all 2^S combinations of signs are equally
+    probable. The p-value is the share of combinations whose mean is at least as far from 0 as the
+    observed mean. It assumes no normal distribution, so it is reported next to the t test if there
+    are few seeds. With S seeds it is at least 2 / 2^S.
+
+    Args:
+      differences: difference of two arms for each of the S seeds.
+
+    Returns:
+      The p-value, or None for one seed or for more than 16.
+    """
+    seeds = len(differences)
+    if not 2 <= seeds <= _MOST_FLIPPED:
+        return None
+    numbers = np.arange(2**seeds)
+    bits = numbers[:, None] >> np.arange(seeds) & 1
+    signs = 1.0 - 2.0 * bits
+    means = np.abs(signs @ differences)
+    # Rounding errors must not exclude combinations with an equal mean.
+    tolerance = 1e-12 * np.abs(differences).sum()
+    return float((means >= abs(differences.sum()) - tolerance).mean())
 
 
 def _crossed_variance(values: Float[np.ndarray, "s n"]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 from bacr_jax.files import write_atomically
 from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
 from bacr_study import items
+from bacr_study.budget_tables import free_tables, swap_tables
 from bacr_study.cells import COSTS
 from bacr_study.curves import AXES
 from bacr_study.difference_tables import contrast_tables, decoding_tables, difference_tables
@@ -62,6 +63,8 @@ def tables_of(results: Results, study: Study) -> list[Table]:
     tables: list[Table] = []
     for make in makers[:1]:
         tables += make(results, study)
+    tables += free_tables(results, study)
+    tables += swap_tables(results, study)
     tables += failure_tables(results, study)
     # Placed next to the accuracies, because numbers of updates and learning rates may explain them.
     tables += arm_tables(results, study)
@@ -100,12 +103,11 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
     if hard:
         explanation = (
             "Tokens are means at the largest budget; total counts thinking, forced tokens and "
-            "answer. Best accuracy"
+            f"answer. {_training_explanation(results)}Best accuracy"
         )
     else:
         explanation = "Budgets in thinking tokens; mean: over all budgets. "
-        if any(results["failures"].values()):
-            explanation += "Failed: runs that ended worse than they began (table of failed runs). "
+        explanation += _training_explanation(results)
         explanation += "Best"
     yield Table(
         "Harder problems than any trained on" if hard else "Accuracy by budget",
@@ -119,7 +121,7 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
 
 
 def _main_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
-    """Returns the columns of a task in Table 1: accuracy per budget, mean and failed runs.
+    """Returns the columns of a task in Table 1: accuracy per budget and mean, and training.
 
     Returns:
       The heading and the entries of each column.
@@ -129,11 +131,19 @@ def _main_columns(results: Results, study: Study, task: Task) -> list[tuple[str,
         view = "anytime" if budget == MEAN else "accuracy"
         column = _marked_accuracies(results, study, view, task, task.main, budget)
         columns.append((budget_name(budget), column))
-    failures = results["failures"][task.id]
-    if failures:
-        failed = [items.failed_item(failures.get(one.key)) for one in study.variants()]
-        columns.append(("failed", failed))
-    return columns
+    return columns + items.training_columns(results, task, study.variants())
+
+
+def _training_explanation(results: Results) -> str:
+    """Returns sentences that explain the columns of `items.training_columns`, with a space."""
+    sentences = ""
+    costs = [cost for by_variant in results["costs"].values() for cost in by_variant.values()]
+    if any("updates" in cost for cost in costs):
+        sentences += "Updates: optimizer updates in training. "
+    if any(results["failures"].values()):
+        sentences += "Failed: runs that ended worse than they began (table of failed runs). "
+        sentences += "Worst budget: the largest loss of a run, accuracy before and after. "
+    return sentences
 
 
 def _hard_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
@@ -153,7 +163,7 @@ def _hard_columns(results: Results, study: Study, task: Task) -> list[tuple[str,
             estimate = items.estimate_of(results, task, task.hard, variant, budgets[-1], key)
             tokens.append(items.tokens_item(estimate))
         columns.append((heading, tokens))
-    return columns
+    return columns + items.training_columns(results, task, study.variants())
 
 
 def _marked_accuracies(
@@ -238,16 +248,20 @@ def _ablation_table(results: Results, study: Study, task: Task) -> Table:
         differences = section["rows"]
         columns.append(_ranked_accuracies(results, task, variants, budget))
         columns.append([items.difference_item(differences.get(arm.id)) for arm in study.arms])
+    training = items.training_columns(results, task, variants)
+    columns += [list(column) for _, column in training]
     rows: list[list[Item]] = []
     for arm, numbers in zip(study.arms, zip(*columns)):
         checks = ["✓" if part in arm.parts else "" for part in PARTS]
         rows.append([*checks, arm.mark, *numbers])
     groups = [(items.budget_phrase(budget), 2) for budget in by_budget]
+    headings = [heading for heading, _ in training]
+    training_group = [("training", len(training))] if training else []
     return Table(
         f"Ablation: {task.label}",
-        [*PARTS, "marks", *["accuracy", "Δ"] * len(groups)],
+        [*PARTS, "marks", *["accuracy", "Δ"] * len(groups), *headings],
         rows,
-        groups=[("", len(PARTS) + 1), *groups],
+        groups=[("", len(PARTS) + 1), *groups, *training_group],
         words=len(PARTS) + 1,
         caption=f"{items.shown_parts(study)} Δ: percentage points from the row without any "
         "part, with the 95 % interval over seeds and problems.",
@@ -310,6 +324,8 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
             for row in _difference_rows(results, study, task, budget, sweep):
                 rows.append([phrase, *row])
             rules.append(len(rows) - 1)
+        for row in _training_rows(results, study, task, sweep):
+            rows.append([NONE, *row])
         yield Table(
             f"{sweep.label}: {task.label}",
             ["budget", "method", *map(str, sweep.values)],
@@ -321,6 +337,16 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
             rules=rules,
             name=f"sweep_{task.id}_{sweep.file_name}",
         )
+
+
+def _training_rows(
+    results: Results, study: Study, task: Task, sweep: Sweep
+) -> Iterator[tuple[Item, ...]]:
+    """Yields a row for each arm and each of `items.training_columns`, by swept value."""
+    for arm in study.sweeps()[sweep]:
+        variants = [Variant(arm.id, value) for value in sweep.values]
+        for heading, column in items.training_columns(results, task, variants):
+            yield (f"{arm.name}: {heading}", *column)
 
 
 def _difference_rows(
@@ -358,15 +384,16 @@ def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
     for task in study.tasks:
         by_budget = results["difficulty"].get(task.id, {})
         for budget, by_variant in by_budget.items():
-            yield _difficulty_table(study, task, budget, by_variant)
+            yield _difficulty_table(results, study, task, budget, by_variant)
 
 
 def _difficulty_table(
-    study: Study, task: Task, budget: str, by_variant: Mapping[str, Any]
+    results: Results, study: Study, task: Task, budget: str, by_variant: Mapping[str, Any]
 ) -> Table:
     """Creates the table of accuracies and differences by difficulty level at one budget.
 
     Args:
+      results: the contents of results.json.
       study: the study.
       task: the task.
       budget: key of a budget, or `MEAN`.
@@ -390,9 +417,15 @@ def _difficulty_table(
     groups = [("", 1)]
     for level, count in problem_counts.items():
         groups.append((f"level {level} ({count} problems)", 2))
+    training = items.training_columns(results, task, study.variants())
+    headings = [heading for heading, _ in training]
+    for row, training_items in zip(rows, zip(*(column for _, column in training))):
+        row += training_items
+    if training:
+        groups.append(("training", len(training)))
     return Table(
         f"Accuracy by level: {task.label}, {items.budget_phrase(budget)}",
-        ["method", *["accuracy", "Δ"] * len(problem_counts)],
+        ["method", *["accuracy", "Δ"] * len(problem_counts), *headings],
         rows,
         groups=groups,
         caption=f"{items.shown_parts(study)} Δ: percentage points from {reference}, "
@@ -492,12 +525,11 @@ def _training_items(cost: Mapping[str, Any]) -> list[Item]:
     """
     if "updates" not in cost or cost["updates"]["mean"] == 0:
         return [NONE] * len(_TRAINING)
-    updates = cost["updates"]["mean"]
     entropy = cost["settings"]["loss.entropy_coef"]
     rate = cost["settings"]["optimizer.learning_rate"]
     tokens = cost["generated_tokens"]["mean"]
     return [
-        Shown(f"{updates:,.0f}", (updates,)),
+        items.updates_item(cost),
         Shown(f"{entropy:g}", (entropy,)),
         Shown(f"{rate:g}", (rate,)),
         Shown(f"{tokens:,.0f}", (tokens,)),

@@ -120,6 +120,10 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
         settings += ["--size", str(evaluation.size)]
     for name in task.data:
         settings += ["--data", name]
+    if evaluation.cut_every is not None and run.variant.arm == study.before:
+        settings += ["--every", str(evaluation.cut_every)]
+    elif evaluation.swap and _has_budget_input(run):
+        settings.append("--swap")
     votes = [study.arm(variant.arm) for variant in study.vote_numbers(run.variant)]
     matched_votes = [vote.votes for vote in votes if vote.accounting == "matched_total"]
     if matched_votes:
@@ -131,6 +135,13 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
     # arms whose training is unstable.
     arguments = ["--run", str(run.folder), *settings, "--step", NEWEST, "--out", str(out)]
     return arguments, out
+
+
+def _has_budget_input(run: PlannedRun) -> bool:
+    """True if the run is trained and its policy has a budget as input."""
+    # The number of steps is None if it follows from the number of epochs.
+    is_trained = run.config.train.steps != 0
+    return is_trained and run.config.conditioning.budget_input != "none"
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:
@@ -184,7 +195,7 @@ def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
         sampled = {
             setting.budget: entry_of(answers)
             for setting, answers in graded[name].items()
-            if setting.mode == SAMPLED
+            if setting.mode == SAMPLED and setting.cut is None
         }
         rows = result["self_consistency"][str(arm.votes)][arm.accounting]
         by_budget = {}
@@ -201,11 +212,14 @@ def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
 
 
 def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
-    """Returns the fields `sets`, `problems_digest`, `levels_of` and `samples` of a cell.
+    """Returns the fields of a cell that contain results.
+
+    The fields are `sets`, `truncated`, `problems_digest`, `levels_of` and `samples`.
 
     Budgets that are not in `task.budgets` are left out. They were only evaluated for votes.
     """
     sets: dict[str, Any] = {}
+    truncated: dict[str, Any] = {}
     problems_digest = {}
     levels_of = {}
     samples = {}
@@ -217,12 +231,18 @@ def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
         for setting, answers in by_setting.items():
             if setting.budget not in task.budgets:
                 continue
+            if setting.cut is not None:
+                inputs = truncated.setdefault(name, {}).setdefault(setting.mode, {})
+                by_cut = inputs.setdefault(str(setting.budget), {})
+                by_cut[str(setting.cut)] = entry_of(answers)
+                continue
             by_budget = by_mode.setdefault(setting.mode, {})
             by_budget[str(setting.budget)] = entry_of(answers)
             samples[setting.mode] = setting.samples
         sets[name] = by_mode
     return {
         "sets": sets,
+        "truncated": truncated,
         "problems_digest": problems_digest,
         "levels_of": levels_of,
         "samples": samples,
@@ -323,6 +343,7 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
             sets=votes_of(out, graded, study.arm(vote.arm)),
             curve=[],
             schedule=[],
+            truncated={},
             samples={SAMPLED: 1},
         )
         write_cell(run.study_folder, vote_cell)

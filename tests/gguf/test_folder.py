@@ -121,3 +121,13 @@ def test_an_end_of_turn_that_is_no_token_is_refused(tmp_path):
     settings = {"tokenizer.ggml.eot_token_id": ("uint32", 10**6)}
     with pytest.raises(GgufError, match=r"eot_token_id is 1000000, which is not the id of a token"):
         folder.write(gguf_world.write(tmp_path / "m.gguf", settings=settings), tmp_path / "out")
+
+
+def test_a_tied_folder_has_one_matrix_for_both(tmp_path):
+    stored = gguf_world.weights("qwen2", tied=False)
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
+    path = gguf_world.write(tmp_path / "m.gguf", "qwen2", pre="qwen2", stored=stored)
+    folder.write(path, tmp_path / "out", tie=True)
+    config, params = reading.load_policy(tmp_path / "out")
+    assert config.tie_embeddings and "lm_head" not in params
+    np.testing.assert_array_equal(params["embed"], stored["model.embed_tokens.weight"])

@@ -7,6 +7,7 @@ import pytest
 import gguf_world
 from bacr_gguf import container, weights
 from bacr_gguf.container import GgufError
+from bacr_jax.errors import UserError
 
 
 def read(path, dtype="float32"):
@@ -139,3 +140,44 @@ def test_a_number_beyond_bfloat16_is_refused(tmp_path):
     assert read(path)
     with pytest.raises(GgufError, match="not finite in bfloat16"):
         read(path, "bfloat16")
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def untied(folder, change=lambda embedding: embedding, **kinds):
+    """A file whose output matrix is made of the embedding."""
+    stored = gguf_world.weights("qwen2", tied=False)
+    stored[HEAD] = change(stored[EMBEDDING])
+    kinds = {EMBEDDING: "Q4_0", HEAD: "Q8_0", **kinds}
+    path = gguf_world.write(folder / "m.gguf", "qwen2", stored=stored, kinds=kinds)
+    return container.read(path), stored[EMBEDDING]
+
+
+@pytest.mark.parametrize(("finer", "coarser"), [(HEAD, EMBEDDING), (EMBEDDING, HEAD)])
+def test_matrices_that_differ_by_quantisation_are_tied_to_the_finer_one(tmp_path, finer, coarser):
+    file, embedding = untied(tmp_path, **{finer: "Q8_0", coarser: "Q4_0"})
+    difference = weights.relative_difference(
+        file.path, file.tensors["output.weight"], file.tensors["token_embd.weight"]
+    )
+    # Four bits: about a sixteenth of the largest of 32 normal values between two levels.
+    assert 0.03 < difference < 0.12
+    tied = weights.tied(file)
+    assert "output.weight" not in tied.tensors
+    assert weights.hf_config(tied)["tie_word_embeddings"]
+    assert not weights.hf_config(file)["tie_word_embeddings"]
+    values = weights.dequantised(file.path, tied.tensors["token_embd.weight"], np.float32)
+    # Eight bits are closer than four ever are.
+    assert np.linalg.norm(values - embedding) / np.linalg.norm(embedding) < 0.01
+
+
+def test_an_output_matrix_of_its_own_is_not_tied(tmp_path):
+    file, _ = untied(tmp_path, lambda embedding: embedding[::-1].copy())
+    with pytest.raises(UserError, match="--tie: output matrix and embedding .* differ by 1[34].%"):
+        weights.tied(file)
+
+
+def test_a_tied_file_is_not_tied_again(tmp_path):
+    file = container.read(gguf_world.write(tmp_path / "m.gguf", "qwen2"))
+    with pytest.raises(UserError, match="--tie: .* is tied already; leave it out"):
+        weights.tied(file)

@@ -134,8 +134,10 @@ def test_the_first_screen_says_what_came_out(run):
     """A sentence, the numbers before and after, and the chart stand before all else."""
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2), evaluation(3, "after", 0.45)])
     first = page(run).partition("<h2>Overview</h2>")[2].partition("<h3>In short</h3>")[0]
-    said = "Accuracy rose at 8, 16 and fell at no budget (intervals apart, greedy); thinking tokens"
-    assert f"{said} at 16 went from 9.0 to 9.0." in first
+    said = (
+        "Accuracy rose at 8, 16 and fell at no budget (outside the 95 % interval of before, greedy)"
+    )
+    assert f"{said}; thinking tokens at 16 went from 9.0 to 9.0." in first
     assert "20.0 [10.0, 30.0],\n9.0 tok" in first and "45.0 [35.0, 55.0],\n9.0 tok" in first
     # The chart comes first, across the page.
     assert first.index("Accuracy by budget, greedy</figcaption>") < first.index("<table>")
@@ -150,7 +152,7 @@ def test_the_first_sentence_says_where_a_run_ended_worse_than_it_began(run):
     worse["sets"]["ledger"]["greedy"]["16"]["accuracy"] = 0.0
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2), worse])
     decline = "Worse than before training: greedy at 16: accuracy 30.0 to 0.0 %."
-    assert f"{decline} Accuracy rose" in page(run)
+    assert f"{decline} Accuracy rose at 8 and fell at 16" in page(run)
     best = {"step": 2, "accuracy": 0.5, "set": "ledger"}
     (run / "summary.json").write_text(json.dumps({"best": best}))
     chosen = "The best checkpoint is step 2 (mean accuracy 50.0 % on Ledger); export, evaluate and"

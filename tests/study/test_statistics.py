@@ -15,6 +15,7 @@ from bacr_study.statistics import (
     holm,
     mean_interval,
     rounded,
+    sign_flip_p,
     variance_parts,
 )
 
@@ -143,3 +144,29 @@ class TestHolm:
 def test_rounded_numbers_have_so_many_digits_and_what_is_none_is_none():
     given = {"a": [1 / 3, 12345678.9, 7, None, "x"], "b": np.array([np.nan, 2 / 3], np.float32)}
     assert rounded(given, 6) == {"a": [0.333333, 12345700.0, 7, None, "x"], "b": [None, 0.666667]}
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        # The observed signs and their opposite, of 2^5.
+        ([1, 2, 3, 4, 5], 2 / 32),
+        # Sums as far from 0 as 2: all but +1 -1 and -1 +1, of 4 combinations with one zero.
+        ([1.0, 1.0], 2 / 4),
+        # |sum| >= 1 of +-3 +-2: all.
+        ([3.0, -2.0], 1.0),
+        ([0.0, 0.0, 0.0], 1.0),
+        ([4.0], None),
+        ([1.0] * 17, None),
+    ],
+)
+def test_sign_flips_by_enumeration(differences, p):
+    assert sign_flip_p(np.array(differences, float)) == p
+
+
+def test_sign_flips_agree_with_another_implementation():
+    differences = np.random.default_rng(0).normal(0.3, 1.0, 7)
+    expected = stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+    )
+    assert sign_flip_p(differences) == pytest.approx(expected.pvalue)

@@ -76,13 +76,22 @@ def pairs_of_rows(matrix, heads):
 
 
 def write(
-    path, kind="llama", *, stored=None, quantised="F32", settings=None, pre="smollm", alignment=32
+    path,
+    kind="llama",
+    *,
+    stored=None,
+    quantised="F32",
+    kinds=None,
+    settings=None,
+    pre="smollm",
+    alignment=32,
 ):
     """A file of a whole model.
 
     Args:
       stored: weights by their names in transformers.
       quantised: type of the matrices.
+      kinds: types of single matrices, by their names in transformers.
       settings: what differs, {key: (method of GGUFWriter, value)}, or None to leave it out.
     """
     writer = GGUFWriter(path, kind)
@@ -116,7 +125,8 @@ def write(
         for part, heads in (("q_proj.weight", HEADS), ("k_proj.weight", KV_HEADS)):
             if kind == "llama" and name.endswith(part):
                 values = pairs_of_rows(values, heads)
-        how = GGMLQuantizationType[quantised if values.ndim == 2 else "F32"]
+        of_matrix = (kinds or {}).get(name, quantised)
+        how = GGMLQuantizationType[of_matrix if values.ndim == 2 else "F32"]
         writer.add_tensor(gguf_name(name), quantize(values, how), raw_dtype=how)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

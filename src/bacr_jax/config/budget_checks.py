@@ -38,6 +38,11 @@ def budget_problems(config: Config) -> Iterator[str]:
     if budget.prior == "choices":
         yield from _choices(config)
     yield from level_problems(config)
+    if budget.shuffle_input and config.conditioning.budget_input == "none":
+        yield (
+            "budget.shuffle_input=true: the policy has no budget as input; write "
+            "conditioning.budget_input=embedding, or budget.shuffle_input=false"
+        )
     if budget.grace and own_tokens(config.data):
         yield (
             f"budget.grace={budget.grace}: tokens of {own_tokens(config.data)} have no line break "

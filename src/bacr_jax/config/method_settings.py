@@ -97,6 +97,11 @@ class BudgetConfig:
         "independent: one sample per rollout (paper); shared: one per question; stratified: "
         "spread over the quantiles",
     )
+    shuffle_input: bool = key(
+        False,
+        "control experiment: in training, the policy receives the budget of a random trace of the "
+        "batch, which is independent of the budget at which its own trace is truncated",
+    )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def check_comparable(
     modes: Mapping[str, list[int]],
     where: str,
     *,
+    option: str = "--compare",
     grader: Mapping[str, str] | None = None,
 ) -> None:
     """Checks that two evaluations share the grader, the problems and at least one setting.
@@ -42,6 +43,7 @@ def check_comparable(
       theirs: all settings of the other evaluation.
       modes: budgets of this evaluation by decoding mode.
       where: folder of the other evaluation as written by the user.
+      option: command-line option of the folder, for error messages.
       grader: file and digest of this evaluation's verifier. None or empty for the built-in rules.
 
     Raises:
@@ -50,17 +52,17 @@ def check_comparable(
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
         raise UserError(
-            f"--compare {where}: was graded by {_grader_name(other_grader)}, and this one by "
+            f"{option} {where}: was graded by {_grader_name(other_grader)}, and this one by "
             f"{_grader_name(grader)}, or by another version of the file; grade both alike"
         )
-    _check_sets(mine, theirs["sets"], where)
+    _check_sets(mine, theirs["sets"], f"{option} {where}")
     other_cells = theirs["decoding"]["cells"]
     for mode, budgets in modes.items():
         if set(budgets) & set(other_cells.get(mode, [])):
             return
     cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
     raise UserError(
-        f"--compare {where}: has no decoding and budget in common with this one (found "
+        f"{option} {where}: has no decoding and budget in common with this one (found "
         f"{cells}); evaluate both with the same --budgets and --samples"
     )
 
@@ -71,17 +73,22 @@ def _grader_name(grader: Mapping[str, str] | None) -> str:
 
 
 def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raises UserError unless the evaluations share a set, with equal problems in each."""
+    """Raises UserError unless the evaluations share a set, with equal problems in each.
+
+    Args:
+      mine, theirs: entry `sets` in the settings of both evaluations.
+      where: option and folder of the other evaluation, for error messages.
+    """
     common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
-            f"--compare {where}: has the sets {', '.join(theirs)}, not "
+            f"{where}: has the sets {', '.join(theirs)}, not "
             f"{', '.join(mine)}; evaluate both on the same --data"
         )
     for name in common:
         if mine[name]["questions"] != theirs[name].get("questions"):
             raise UserError(
-                f"--compare {where}: has other problems of {name} "
+                f"{where}: has other problems of {name} "
                 f"({theirs[name]['problems']} there, {mine[name]['problems']} here); "
                 "evaluate both with the same --data, --split, --size and --seed"
             )

@@ -47,6 +47,22 @@ def accuracy_declined(before: float, after: float, problems: int) -> bool:
     return after < lowest
 
 
+def interval_before(entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns the 95 % Wilson interval of the accuracy before training.
+
+    Results of earlier versions do not contain their number of problems. Their own interval is
+    returned.
+
+    Args:
+      entry: results at one budget, before training.
+    """
+    if "problems" not in entry:
+        low, high = entry["ci95"]
+        return low, high
+    problems = int(entry["problems"])
+    return wilson_interval(entry["accuracy"] * problems, problems)
+
+
 def closed_answers_declined(before: float, after: float, problems: int) -> bool:
     """True if `after` is below both `CLOSED_ANSWERS` and the 95 % Wilson interval of `before`."""
     return after < CLOSED_ANSWERS and accuracy_declined(before, after, problems)

@@ -23,6 +23,7 @@ from bacr_jax.evaluation.samples import (
     CLOSE_NAMES,
     GREEDY,
     EvalSampling,
+    EvalSetting,
     Part,
     Sample,
     dense_settings,
@@ -99,8 +100,7 @@ class Decoder:
         limits = []
         cuts = []
         for _, settings in parts:
-            budget = settings[0].budget
-            limit = self.cap if budget == NO_BUDGET else budget
+            limit = _limit(settings, self.cap)
             limits.append(limit)
             cuts.append([limit if setting.cut is None else setting.cut for setting in settings])
 
@@ -148,6 +148,22 @@ class Decoder:
             jax.tree.map(lambda array, rows=slice(end - count, end): array[rows], arrays)
             for end, count in zip(ends, rows_of_parts)
         ]
+
+
+def _limit(settings: Sequence[EvalSetting], cap: int) -> int:
+    """Returns the maximum number of thinking tokens of traces that several settings share.
+
+    The limit is the largest truncation point, or the budget if the traces are not truncated before
+    it.
+
+    Args:
+      settings: settings of the traces, in ascending order of truncation points.
+      cap: maximum number of thinking tokens of a trace without a budget.
+    """
+    last = settings[-1]
+    if last.cut is not None:
+        return last.cut
+    return cap if last.budget == NO_BUDGET else last.budget
 
 
 def stacked(prompts: Sequence[Prompts]) -> Prompts:
@@ -324,8 +340,8 @@ def _graded_samples(
     records: list[dict[str, Any]] = []
     for row, problem in enumerate(problems):
         for lane, setting in enumerate(settings):
-            # A cut (truncation point) at the budget is the end of the trace.
-            early_cut = None if setting.cut == setting.budget else setting.cut
+            # The last cut (truncation point) is the end of the trace.
+            early_cut = None if setting.cut == settings[-1].cut else setting.cut
             thinking, answer, counts = _read_cut(
                 environment.tokenizer, trunks, branches, row, lane, early_cut
             )

@@ -21,7 +21,14 @@ from jaxtyping import Int
 
 from bacr_jax import files
 from bacr_jax.errors import UserError, first_of
-from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample, SampleKey, dense_cuts
+from bacr_jax.evaluation.samples import (
+    GREEDY,
+    EvalSetting,
+    Sample,
+    SampleKey,
+    dense_cuts,
+    swap_budgets,
+)
 from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.runs.folder import (
     LOCK,
@@ -355,6 +362,7 @@ def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
     decoding = settings["decoding"]
     every = decoding.get("every")
     largest = max(decoding["budgets"], default=0)
+    swapped = swap_budgets(decoding["budgets"]) if decoding.get("swap") else []
     counts: dict[tuple[Any, ...], int] = {}
     for name, problem_set in settings["sets"].items():
         for mode, budgets in decoding["cells"].items():
@@ -363,6 +371,8 @@ def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
                 cuts: list[int | None] = [None]
                 if every and budget == largest:
                     cuts += dense_cuts(largest, every)
+                if budget in swapped:
+                    cuts += swapped
                 for cut in cuts:
                     counts[name, mode, budget, cut] = problem_set["problems"] * samples
     return counts

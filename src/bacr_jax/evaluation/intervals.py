@@ -130,6 +130,12 @@ def bootstrap_intervals(scores: Scores) -> Ends:
     return np.quantile(means, _ENDS, axis=0).T
 
 
+def percentile_interval(values: Shares) -> tuple[float, float]:
+    """Returns the 2.5 % and 97.5 % quantiles of bootstrap values of a statistic."""
+    low, high = np.quantile(values, _ENDS)
+    return float(low), float(high)
+
+
 def rate_intervals(scores: Scores) -> Ends:
     """Returns the 95 % interval of each column's mean, for rates in [0, 1].
 

@@ -21,10 +21,19 @@ from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.config.checks import dense_problems
 from bacr_jax.config.engine import VLLM
-from bacr_jax.config.resolve import cap, largest_evaluated, samples_of
+from bacr_jax.config.resolve import cap, samples_of
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
-from bacr_jax.evaluation.decoder import check_grace, declaration, draw_samples
+from bacr_jax.evaluation.decoder import check_grace, draw_samples
+from bacr_jax.evaluation.free_curve import compare_with_free_curve
+from bacr_jax.evaluation.job_checks import (
+    check_compared,
+    check_free,
+    check_labels,
+    check_length,
+    check_swap,
+    positions_of_model,
+)
 from bacr_jax.evaluation.samples import (
     SAMPLED,
     EvalSampling,
@@ -37,6 +46,7 @@ from bacr_jax.evaluation.samples import (
     evaluated_budgets,
     graded,
     subset,
+    swap_settings,
 )
 from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
@@ -101,6 +111,7 @@ class Work:
       eval_settings: groups of settings (decoding mode, budget and truncation point). All settings
         of a group use the same traces.
       compared: folders of the other evaluations to compare with, by name of their policy.
+      free: folder of the evaluation of the policy before training, or None.
       labels: output file for difficulty labels, or None to write none.
       settings: all settings that affect the samples, which are written to evaluation.json.
       style: prompt format.
@@ -118,6 +129,7 @@ class Work:
     settings: dict[str, Any]
     style: PromptFormat
     url: str | None = None
+    free: Path | None = None
 
     @property
     def config(self) -> Config:
@@ -160,6 +172,8 @@ def _decoding(
     problems: int,
     modes: Mapping[str, list[int]],
     url: str | None,
+    *,
+    swap: bool,
 ) -> dict[str, Any]:
     """Returns all settings that affect the samples, except the policy and the problems.
 
@@ -172,6 +186,7 @@ def _decoding(
       problems: number of problems of the largest set.
       modes: budgets by decoding mode.
       url: address of the server, or None to decode in this process.
+      swap: True if every pair of input budget and truncation point is evaluated.
     """
     rows = problems * max(setting.samples for setting in settings)
     slots = min(config.rollout.slots or rows, rows)
@@ -192,6 +207,7 @@ def _decoding(
     decode_attention = config.rollout.attention
     options = {
         "every": config.eval.cut_every,
+        "swap": swap or None,
         "cap": cap(config) if config.eval.no_budget else None,
         "closing_text": config.data.closing_text,
         "grace": config.budget.grace or None,
@@ -243,59 +259,6 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _largest_option(config: Config) -> str:
-    """Returns the options that set the maximum thinking length, for error messages."""
-    largest = largest_evaluated(config)
-    if config.eval.no_budget and largest not in config.eval.budgets:
-        return f"--budgets none, budget.cap={largest}"
-    return f"--budgets {largest}"
-
-
-def _check_labels(config: Config, labels: Path | None) -> None:
-    """Raises UserError if difficulty labels are requested for several sets or budgets."""
-    if labels is None:
-        return
-    if len(config.data.eval) > 1 or len(evaluated_budgets(config.eval)) > 1:
-        raise UserError(
-            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
-            "number in --budgets"
-        )
-
-
-def _positions(config: Config, tokenizer: Any) -> int:
-    """Returns the model's number of positions. Raises UserError if a budget exceeds it."""
-    rows = setup.vocabulary_rows(config, len(tokenizer))
-    positions = setup.model_shape(config, rows).max_positions
-    largest = largest_evaluated(config) + config.budget.grace
-    if largest >= positions:
-        raise UserError(
-            f"{_largest_option(config)}: the model has {positions} positions; write fewer"
-        )
-    return positions
-
-
-def _check_length(
-    config: Config,
-    tokenizer: Any,
-    style: PromptFormat,
-    positions: int,
-    sets: dict[str, PromptedQuestions],
-) -> None:
-    """Raises UserError if the longest row of a set exceeds the model's number of positions."""
-    largest = largest_evaluated(config)
-    answers = config.rollout.answer_tokens
-    declared = len(declaration(tokenizer, style, config.eval, largest))
-    for name, questions in sets.items():
-        prompt = questions.longest + declared
-        free = positions - prompt - answers - config.budget.grace
-        if largest > free:
-            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
-            raise UserError(
-                f"{_largest_option(config)}: with prompts of {prompt} tokens in {name} and answers "
-                f"of {answers} the model's {positions} positions are too few; {advice}"
-            )
-
-
 def _grader_settings(config: Config) -> dict[str, str]:
     """Returns file and digest of the user's verifier, or {} for the built-in rules."""
     if config.grader is None:
@@ -303,39 +266,25 @@ def _grader_settings(config: Config) -> dict[str, str]:
     return {"file": config.grader, "digest": load_verifier(config.grader).digest}
 
 
-def _check_compared(
-    others: Mapping[str, Path],
-    name: str,
-    described: Mapping[str, Any],
-    modes: Mapping[str, list[int]],
-    grader: Mapping[str, str],
-) -> dict[str, Path]:
-    """Checks that other evaluations can be compared with this one.
+def _choose_problems(
+    config: Config, sets: Mapping[str, PromptedQuestions]
+) -> tuple[dict[str, Int[np.ndarray, "n"]], dict[str, dict[str, Any]]]:
+    """Returns the indices of the evaluated problems, and the result of `_describe`, by set."""
+    chosen = {}
+    described = {}
+    for name, questions in sets.items():
+        indices = subset(len(questions), config.eval.size, config.seed)
+        chosen[name] = indices
+        described[name] = _describe(questions, indices)
+    return chosen, described
 
-    Args:
-      others: folders of the other evaluations, by the folder that the user wrote.
-      name: name of this evaluation's policy.
-      described: entry `sets` of this evaluation's settings.
-      modes: budgets by decoding mode.
-      grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
 
-    Returns:
-      The folders by the name of their policy. If the name is already used, the path of the folder
-      is used as the name.
-
-    Raises:
-      UserError: an evaluation can't be read or compared.
-    """
-    compared: dict[str, Path] = {}
-    for where, path in others.items():
-        folder.read_samples(path)
-        settings = folder.read_settings(path)
-        comparison.check_comparable(described, settings, modes, where, grader=grader)
-        other_name = str(folder.read_results(path, settings["sets"]).get("name", path))
-        if other_name == name or other_name in compared:
-            other_name = str(path)
-        compared[other_name] = path
-    return compared
+def _prompt_fingerprints(tokenizer: Any, style: PromptFormat) -> dict[str, str]:
+    """Returns digests of the tokenizer and of its chat template."""
+    return {
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "template": template_fingerprint(tokenizer, style),
+    }
 
 
 def _budgets_by_mode(settings: Sequence[EvalSetting]) -> dict[str, list[int]]:
@@ -358,6 +307,8 @@ def prepare(
     labels: Path | None = None,
     name: str | None = None,
     url: str | None = None,
+    swap: bool = False,
+    free: Path | None = None,
 ) -> Work:
     """Loads the questions and validates all settings, before any work on a device.
 
@@ -370,6 +321,8 @@ def prepare(
       compare: folders of runs or evaluations to compare with.
       settings_name: see `folder.find_evaluation`.
       labels, name, url: see `Work`. A `name` of None stands for the name of the saved policy.
+      swap: True to evaluate every pair of input budget and truncation point.
+      free: folder of the evaluation of the policy before training, or None to not draw it.
 
     Raises:
       UserError: an input is invalid.
@@ -381,35 +334,30 @@ def prepare(
     settings += _smaller_settings(config, self_consistency)
     for problem in dense_problems(config, "--every "):
         raise UserError(problem)
-    dense = dense_settings(config.eval, greedy=greedy)
-    _check_labels(config, labels)
+    truncated = dense_settings(config.eval, greedy=greedy)
+    check_labels(config, labels)
     others = {str(path): folder.find_evaluation(path, settings_name) for path in compare}
     tokenizer = saved.tokenizer()
     check_grace(config, tokenizer)
-    positions = _positions(config, tokenizer)
+    positions = positions_of_model(config, tokenizer)
     style = saved.style or format_for(config, declares_budget=declares_budget(config))
+    if swap:
+        check_swap(config, style)
+        truncated = swap_settings(config.eval, greedy=greedy)
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
-    _check_length(config, tokenizer, style, positions, sets)
-    chosen = {}
-    described = {}
-    for set_name, questions in sets.items():
-        indices = subset(len(questions), config.eval.size, config.seed)
-        chosen[set_name] = indices
-        described[set_name] = _describe(questions, indices)
+    check_length(config, tokenizer, style, positions, sets)
+    chosen, described = _choose_problems(config, sets)
     modes = _budgets_by_mode(settings)
     grader = _grader_settings(config)
     name = name or saved.name
-    compared = _check_compared(others, name, described, modes, grader)
+    compared = check_compared(others, name, described, modes, grader)
+    check_free(free, described, modes, grader)
     most_problems = max(map(len, chosen.values()))
-    fingerprints = {
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "template": template_fingerprint(tokenizer, style),
-    }
     all_settings: dict[str, Any] = {
         "policy": saved.identity,
         "sets": described,
-        "decoding": _decoding(config, style, settings, most_problems, modes, url),
-        folder.PROMPT_FINGERPRINTS: fingerprints,
+        "decoding": _decoding(config, style, settings, most_problems, modes, url, swap=swap),
+        folder.PROMPT_FINGERPRINTS: _prompt_fingerprints(tokenizer, style),
     }
     if grader:
         all_settings["grader"] = grader
@@ -419,12 +367,13 @@ def prepare(
         tokenizer=tokenizer,
         sets=sets,
         chosen=chosen,
-        eval_settings=[[setting] for setting in settings] + dense,
+        eval_settings=[[setting] for setting in settings] + truncated,
         compared=compared,
         labels=labels,
         settings=all_settings,
         style=style,
         url=url,
+        free=free,
     )
 
 
@@ -546,6 +495,12 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             name: _compare_with(path, graded_by_set) for name, path in work.compared.items()
         },
     }
+    if work.free is not None:
+        before = graded_sets(folder.read_samples(work.free))
+        results["free_curve"] = {
+            "name": folder.read_results(work.free).get("name", str(work.free)),
+            "sets": compare_with_free_curve(graded_by_set, before),
+        }
     write_json(out / folder.RESULTS, results)
     if work.labels is not None:
         (graded_settings,) = graded_by_set.values()

@@ -41,7 +41,8 @@ class EvalSetting:
       budget: thinking budget in tokens that the policy receives, or NO_BUDGET.
       samples: number of answers per problem.
       cut: number of thinking tokens after which the thinking is truncated to force an answer. None
-        if the thinking ends naturally or at the budget.
+        if the thinking ends naturally or at the budget. Settings that share their traces differ in
+        the cut, and the largest cut limits the thinking instead of the budget.
     """
 
     mode: str
@@ -64,8 +65,8 @@ class Sample:
       level: difficulty level of the problem from 1 to 5, or 0 if unknown.
       subject: subject of the problem, or "" if unknown.
       text: text after the prompt: thinking, forced suffix and answer. If the thinking was truncated
-        before the budget, the text does not contain the thinking, which is stored with the full
-        trace.
+        before the limit of the trace, the text does not contain the thinking, which is stored with
+        the full trace.
       extracted: answer extracted by the grader, or None if the grader found no answer.
       gold: reference answer.
       correct: lenient verdict, or score.
@@ -179,6 +180,33 @@ def dense_settings(
         [dataclasses.replace(setting, cut=cut) for cut in cuts]
         for setting in eval_settings(config, spec, greedy=greedy)
         if setting.budget == largest
+    ]
+
+
+def swap_budgets(budgets: Iterable[int]) -> list[int]:
+    """Returns the budgets of the swap table: all positive budgets, in ascending order."""
+    return sorted(budget for budget in budgets if budget > 0)
+
+
+def swap_settings(config: EvalConfig, *, greedy: bool = True) -> list[list[EvalSetting]]:
+    """Returns the settings of the swap table.
+
+    The swap table contains every pair of a budget that the policy receives as input and a
+    truncation point.
+
+    Args:
+      config: evaluation settings.
+      greedy: False to omit the greedy settings.
+
+    Returns:
+      For each decoding mode and input budget, one setting per truncation point. The traces are
+      sampled up to the largest budget.
+    """
+    budgets = swap_budgets(config.budgets)
+    return [
+        [dataclasses.replace(setting, cut=cut) for cut in budgets]
+        for setting in eval_settings(config, greedy=greedy)
+        if setting.budget in budgets
     ]
 
 

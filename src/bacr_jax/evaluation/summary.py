@@ -28,6 +28,7 @@ from bacr_jax.evaluation.samples import (
     measured,
     number,
 )
+from bacr_jax.evaluation.swap import swap_table
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.types import Poll
 
@@ -266,12 +267,12 @@ def summarise(
         duplicates = problems.duplicates
         near_duplicates = {"count": int(duplicates.sum()), "of": problems.compared_with}
     uncut: dict[EvalSetting, Graded] = {}
-    by_cut: dict[str, dict[int, Graded]] = {}
+    by_pair: dict[str, dict[tuple[int, int], Graded]] = {}
     for setting, graded in results.items():
         if setting.cut is None:
             uncut[setting] = graded
         else:
-            by_cut.setdefault(setting.mode, {})[setting.cut] = graded
+            by_pair.setdefault(setting.mode, {})[setting.budget, setting.cut] = graded
     if budgets is None:
         budgets = sorted({setting.budget for setting in uncut})
     positive_budgets = [budget for budget in budgets if budget > 0]
@@ -293,9 +294,32 @@ def summarise(
         "near_duplicates": near_duplicates,
         "by_budget": by_budget,
         "anytime": over_budgets,
-        "dense": {mode: dense_curve(cells) for mode, cells in by_cut.items()},
+        **_truncated_traces(by_pair),
         "self_consistency": self_consistency(sampled, positive_budgets),
     }
+
+
+def _truncated_traces(
+    by_pair: Mapping[str, Mapping[tuple[int, int], Graded]],
+) -> dict[str, dict[str, Any]]:
+    """Returns the results of traces that were truncated at several points, by decoding mode.
+
+    Args:
+      by_pair: samples by decoding mode, then by input budget and truncation point. Traces of one
+        input budget form a dense curve, and traces of several input budgets form a swap table.
+
+    Returns:
+      A dict with the entry `dense`, and the entry `swap` if there is a swap table.
+    """
+    dense: Dense = {}
+    swap: dict[str, dict[str, Any]] = {}
+    for mode, cells in by_pair.items():
+        input_budgets = {budget for budget, _ in cells}
+        if len(input_budgets) > 1:
+            swap[mode] = swap_table(cells)
+        else:
+            dense[mode] = dense_curve({cut: graded for (_, cut), graded in cells.items()})
+    return {"dense": dense, **({"swap": swap} if swap else {})}
 
 
 def scoring_mode(modes: Mapping[str, Any]) -> str:

@@ -52,9 +52,30 @@ def load_method(config: Config) -> Method:
             "traces that are cut at their budget, so write conditioned=False and "
             "conditioning.budget_input=prompt"
         )
+    if config.budget.shuffle_input:
+        _check_shuffled_input(config, method)
     if config.loss.overlong_filter:
         return overlong_filtered(method)
     return method
+
+
+def _check_shuffled_input(config: Config, method: Method) -> None:
+    """Raises UserError if a method needs budgets as input that equal the truncation.
+
+    A value head and the score norms of the policy are computed with one budget per trace.
+    """
+    reason = ""
+    if not method.truncates_at_budget:
+        reason = "truncates no trace at its budget"
+    elif method.uses_value:
+        reason = "has a value head, which receives the budget too"
+    elif method.needs_score_norms:
+        reason = "needs score norms, which are computed with the budget of the trace"
+    if reason:
+        raise UserError(
+            f"budget.shuffle_input=true: method={config.method} {reason}; write "
+            "budget.shuffle_input=false, or another method or advantage.baseline"
+        )
 
 
 def overlong_filtered(method: Method) -> Method:

@@ -154,6 +154,69 @@ def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
     )
 
 
+def swap_table(name: str, swap: Mapping[str, Any]) -> Table:
+    """Builds the swap table, with a row for each decoding mode and budget as input.
+
+    Args:
+      name: title of the set.
+      swap: entry `swap` of a set in results.json.
+    """
+    budgets = next(iter(swap.values()))["budgets"]
+    rows = []
+    for mode, swap_mode in swap.items():
+        for budget in budgets:
+            entries = swap_mode["pairs"][str(budget)]
+            accuracies = []
+            for cut in budgets:
+                text = accuracy_text(entries[str(cut)])
+                accuracies.append(f"*{text}" if cut == budget else text)
+            thinking = entries[str(budgets[-1])]["mean_thinking_tokens"]
+            rows.append([mode, f"{budget:,}", *accuracies, NONE, f"{thinking:,.1f}"])
+        gain = swap_mode["matched_gain"]
+        gains = [*(gain["by_cut"][str(cut)] for cut in budgets), gain]
+        points = [_points(entry["difference"], entry["ci95"]) for entry in gains]
+        rows.append([mode, "gain of *", *points, NONE])
+    columns = [f"cut at {cut:,}" for cut in budgets]
+    return Table(
+        f"{name}: budget as input (rows) and truncation (columns)",
+        ["decoding", "input", *columns, "mean", "think"],
+        rows,
+        words=2,
+        caption="accuracy in % [95 % interval]; *: truncated at the budget that is the input; gain "
+        "of *: * less the mean of the other inputs at the same truncation, in percentage points, "
+        "paired by problem: above 0 if the policy uses its budget; think: mean thinking tokens "
+        f"with the limit {budgets[-1]:,}",
+    )
+
+
+def swap_lengths(name: str, swap: Mapping[str, Any]) -> Table:
+    """Builds the table of differences in thinking length between two budgets as input."""
+    limit = next(iter(swap.values()))["budgets"][-1]
+    rows = []
+    for mode, swap_mode in swap.items():
+        for entry in swap_mode["lengths"]:
+            row = [
+                mode,
+                f"{entry['budget']:,}",
+                f"{entry['less']:,}",
+                _token_difference(entry["difference"], entry["ci95"]),
+            ]
+            rows.append(row)
+    return Table(
+        f"{name}: thinking length by budget as input",
+        ["decoding", "input", "less input", "thinking tokens"],
+        rows,
+        caption=f"difference in mean thinking tokens [95 % interval], paired by problem; the limit "
+        f"is {limit:,} for all inputs",
+    )
+
+
+def _token_difference(value: float, interval: Sequence[float]) -> str:
+    """Formats a difference of numbers of tokens with its interval."""
+    low, high = interval
+    return f"{value:+,.1f} [{low:+,.1f}, {high:+,.1f}]"
+
+
 def _percent(rate: float | int) -> str:
     return f"{100 * rate:.1f}"
 
@@ -296,14 +359,13 @@ def difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
     """Builds the table of differences to the policy named `other`."""
     rows = []
     for mode, budget, entry in _results(comparison["by_budget"]):
-        low, high = entry["thinking_ci95"]
         row = [
             mode,
             budget,
             _percent(entry["accuracy"]),
             _percent(entry["other_accuracy"]),
             _points(entry["difference"], entry["ci95"]),
-            f"{entry['thinking_tokens_difference']:+,.1f} [{low:+,.1f}, {high:+,.1f}]",
+            _token_difference(entry["thinking_tokens_difference"], entry["thinking_ci95"]),
         ]
         rows.append(row)
     for mode, anytime in comparison["anytime"].items():
@@ -321,6 +383,44 @@ def difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
     )
 
 
+def free_table(name: str, policy: str, free: Mapping[str, Any]) -> Table:
+    """Builds the table of distances from the policy before training, truncated early.
+
+    Args:
+      name: title of the set.
+      policy: name of the policy before training.
+      free: entry of a set in `free_curve` of results.json.
+    """
+    rows = []
+    for mode, free_mode in free.items():
+        for budget in by_size(free_mode["by_budget"]):
+            entry = free_mode["by_budget"][budget]
+            tokens = f"{entry['tokens']:,.1f}"
+            free_tokens = NONE
+            if entry["free_tokens"] is not None:
+                free_tokens = f"{entry['free_tokens']:,.1f}"
+            row = [
+                mode,
+                budget_name(budget),
+                tokens if entry["inside"] else f"{tokens}*",
+                _percent(entry["accuracy"]),
+                _percent(entry["free_accuracy"]),
+                _points(entry["difference"], entry["ci95"]),
+                free_tokens,
+            ]
+            rows.append(row)
+    return Table(
+        f"{name}: distance from {policy}, truncated early",
+        ["decoding", "budget", "tokens", "accuracy", "free", "difference", "free tokens"],
+        rows,
+        words=2,
+        caption="free: accuracy in % of the policy before training at the same mean tokens, "
+        "interpolated between its truncation points; difference in percentage points [95 % "
+        "interval], paired by problem; free tokens: tokens with which it first reaches this "
+        "accuracy, - if it never does; *: beyond the ends of its curve",
+    )
+
+
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """Builds every table of an evaluation, set by set.
 
@@ -335,6 +435,9 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
         for other, sets in results["comparisons"].items():
             if name in sets:
                 all_tables.append(difference(title, other, sets[name]))
+        free = results.get("free_curve", {})
+        if name in free.get("sets", {}):
+            all_tables.append(free_table(title, free["name"], free["sets"][name]))
     return all_tables
 
 
@@ -346,6 +449,9 @@ def _set_tables(title: str, result: Mapping[str, Any]) -> list[Table]:
         set_tables.append(_anytime(title, result))
     if result["dense"]:
         set_tables.append(dense_table(title, result["dense"], by_budget))
+    if result.get("swap"):
+        set_tables.append(swap_table(title, result["swap"]))
+        set_tables.append(swap_lengths(title, result["swap"]))
     set_tables.append(completion(title, by_budget))
     set_tables.append(adherence(title, by_budget))
     # All entries of a set have the same fields.
@@ -379,7 +485,11 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[FittedTable]:
 
 
 def _draw_sets(folder: Path, results: Mapping[str, Any]) -> None:
-    """Draws accuracy_SET.png, and dense_SET.png if the set has a dense curve, for every set."""
+    """Draws the figures of every set.
+
+    The files are accuracy_SET.png, dense_SET.png if the set has a dense curve, swap_SET.png if it
+    has a swap table, and free_SET.png if the policy before training was evaluated.
+    """
     titles = set_titles(results["sets"])
     for name, short_name in figures.short_names(results["sets"]).items():
         result = results["sets"][name]
@@ -394,6 +504,17 @@ def _draw_sets(folder: Path, results: Mapping[str, Any]) -> None:
             policies,
             f"{titles[name]}: accuracy by thinking budget, 95 % intervals",
         )
+        free = results.get("free_curve", {})
+        if name in free.get("sets", {}):
+            free_curves = {mode: entry["curve"] for mode, entry in free["sets"][name].items()}
+            figures.tokens_picture(
+                folder / f"free_{short_name}.png",
+                {
+                    f"{free['name']}, truncated early": free_curves,
+                    results["name"]: result["by_budget"],
+                },
+                f"{titles[name]}: accuracy by tokens used, 95 % intervals",
+            )
         dense = result["dense"]
         if dense:
             curves = {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
@@ -401,4 +522,10 @@ def _draw_sets(folder: Path, results: Mapping[str, Any]) -> None:
                 folder / f"dense_{short_name}.png",
                 {"each budget": result["by_budget"], _cut_early(dense): curves},
                 f"{titles[name]}: each budget, and one trace truncated early; 95 % intervals",
+            )
+        if result.get("swap"):
+            figures.swap_picture(
+                folder / f"swap_{short_name}.png",
+                result["swap"],
+                f"{titles[name]}: budget as input and truncation; 95 % intervals",
             )

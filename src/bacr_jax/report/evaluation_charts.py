@@ -282,6 +282,95 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, looks: Looks
     )
 
 
+def swap_charts(swap: Mapping[str, Any]) -> list[list[Chart]]:
+    """Builds the charts of a swap table, with a row for each decoding mode.
+
+    The first chart of a row contains accuracy by truncation, with a curve for each budget as input.
+    The second chart contains the thinking tokens by budget as input.
+
+    Args:
+      swap: entry `swap` of a set in results.json.
+    """
+    summaries = [table["pairs"] for table in swap.values()]
+    axis = _accuracy_axis(summaries)
+    return [
+        [_swap_accuracies(mode, table, axis), _swap_lengths(mode, table)]
+        for mode, table in swap.items()
+    ]
+
+
+def _swap_accuracies(mode: str, table: Mapping[str, Any], axis: Axis) -> Chart:
+    """Builds the chart of accuracy by truncation, with a curve for each budget as input."""
+    budgets = table["budgets"]
+    count = len(budgets)
+    series = []
+    for index, budget in enumerate(budgets):
+        entries = table["pairs"][str(budget)]
+        curve = Series(
+            f"input {budget:,}",
+            [float(cut) for cut in budgets],
+            [_percent(entries[str(cut)]["accuracy"]) for cut in budgets],
+            shade(index, count),
+            [_percent_ends(entries[str(cut)], "ci95") for cut in budgets],
+            marker=marker(index),
+            hollow=True,
+        )
+        matched_point = Series(
+            "",
+            [float(budget)],
+            [_percent(entries[str(budget)]["accuracy"])],
+            shade(index, count),
+            [_percent_ends(entries[str(budget)], "ci95")],
+            line="",
+            marker=marker(index),
+        )
+        series += [curve, matched_point]
+    x_axis = Axis(
+        "truncation (thinking tokens)",
+        log2=True,
+        low=budgets[0] * _BELOW,
+        high=budgets[-1] * _ABOVE,
+        ticks=[(float(cut), budget_name(str(cut))) for cut in budgets],
+    )
+    gain = table["matched_gain"]
+    low, high = gain["ci95"]
+    note = (
+        f"filled: input = truncation; less the other inputs {100 * gain['difference']:+.1f} points "
+        f"[{100 * low:+.1f}, {100 * high:+.1f}], mean over truncations"
+    )
+    return Chart(f"Accuracy by truncation, {mode}", series, x_axis, axis, note=note)
+
+
+def _swap_lengths(mode: str, table: Mapping[str, Any]) -> Chart:
+    """Builds the chart of mean thinking tokens by budget as input, all with the same limit."""
+    budgets = table["budgets"]
+    limit = budgets[-1]
+    means = []
+    ends = []
+    for budget in budgets:
+        entry = table["pairs"][str(budget)][str(limit)]
+        low, high = entry["thinking_ci95"]
+        means.append(entry["mean_thinking_tokens"])
+        ends.append((low, high))
+    x_axis = Axis(
+        "budget as input (tokens)",
+        log2=True,
+        low=budgets[0] * _BELOW,
+        high=limit * _ABOVE,
+        ticks=[(float(budget), budget_name(str(budget))) for budget in budgets],
+    )
+    y_axis = Axis("thinking used (tokens)", low=0.0, high=float(limit))
+    curve = Series("", [float(budget) for budget in budgets], means, "s1", ends, marker="o")
+    return Chart(
+        f"Thinking by budget as input, {mode}",
+        [curve],
+        x_axis,
+        y_axis,
+        note=f"mean, with the limit {limit:,} for all inputs; flat: the length does not depend "
+        "on the input",
+    )
+
+
 def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     """Builds a chart of accuracy over the steps of a run for each decoding mode.
 

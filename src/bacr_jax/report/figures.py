@@ -9,7 +9,7 @@ from bacr_jax.config.presets import preset_of
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Chart, Series
-from bacr_jax.report.evaluation_charts import accuracy_charts, over_steps
+from bacr_jax.report.evaluation_charts import accuracy_charts, over_steps, swap_charts
 from bacr_jax.report.looks import REFERENCE, looks_of
 from bacr_jax.report.run_data import RunData
 from bacr_jax.report.table import set_title
@@ -19,6 +19,22 @@ from bacr_jax.report.training_charts import budget_charts, training_charts
 def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
     """Draws accuracy by budget and by tokens used, for each decoding; True if it succeeds."""
     return pictures.attempt(path, title, _accuracies, policies)
+
+
+def tokens_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
+    """Draws accuracy by tokens used, with a chart for each decoding; True if it succeeds."""
+    return pictures.attempt(path, title, _by_tokens, policies)
+
+
+def _by_tokens(policies: Mapping[str, Summary]) -> list[list[Chart]]:
+    """Returns the charts of accuracy by tokens used in one row."""
+    charts = accuracy_charts(policies, policy_looks(list(policies)))
+    return [charts[len(charts) // 2 :]]
+
+
+def swap_picture(path: Path, swap: Mapping[str, Any], title: str) -> bool:
+    """Draws the swap table, a row of charts for each decoding; True if it succeeds."""
+    return pictures.attempt(path, title, swap_charts, swap)
 
 
 def policy_looks(labels: Sequence[str]) -> dict[str, Series]:

@@ -13,7 +13,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.presets import method_text
 from bacr_jax.config.resolve import mixture
 from bacr_jax.errors import UserError, attempt
-from bacr_jax.evaluation.decline import declines
+from bacr_jax.evaluation.decline import declines, interval_before
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
@@ -135,7 +135,7 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
 def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, Any]) -> str:
     """Returns a sentence about the change of accuracy and of thinking tokens in training.
 
-    It lists the budgets at which accuracy rose or fell so far that the intervals do not overlap. If
+    It lists the budgets at which accuracy rose above or fell below the 95 % interval of before. If
     accuracy is worse than before training at any budget, it also names the best checkpoint of a
     finished run.
 
@@ -150,14 +150,16 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
     both = [budget for budget in by_size(last) if budget in first]
     if len(policies) < 2 or not both:
         return "Evaluated once so far: there is nothing to compare with yet."
-    rose = _budgets_above(last, first, both)
-    fell = _budgets_above(first, last, both)
+    intervals = {budget: interval_before(first[budget]) for budget in both}
+    rose = [budget for budget in both if last[budget]["accuracy"] > intervals[budget][1]]
+    fell = [budget for budget in both if last[budget]["accuracy"] < intervals[budget][0]]
     largest = both[-1]
     before = first[largest]["mean_thinking_tokens"]
     after = last[largest]["mean_thinking_tokens"]
     sentence = (
-        f"Accuracy rose at {rose} and fell at {fell} (intervals apart, {mode}); thinking tokens at "
-        f"{budget_name(largest)} went from {before:,.1f} to {after:,.1f}."
+        f"Accuracy rose at {_budget_list(rose)} and fell at {_budget_list(fell)} (outside the 95 % "
+        f"interval of before, {mode}); thinking tokens at {budget_name(largest)} went from "
+        f"{before:,.1f} to {after:,.1f}."
     )
     worse = list(declines({mode: first}, {mode: last}))
     if not worse:
@@ -169,10 +171,8 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
     return " ".join([*sentences, sentence])
 
 
-def _budgets_above(one: Mapping[str, Any], other: Mapping[str, Any], budgets: Sequence[str]) -> str:
-    """Lists the budgets at which the interval of `one` lies above the interval of `other`."""
-    above = [b for b in budgets if one[b]["ci95"][0] > other[b]["ci95"][1]]
-    return ", ".join(map(budget_name, above)) or "no budget"
+def _budget_list(budgets: Sequence[str]) -> str:
+    return ", ".join(map(budget_name, budgets)) or "no budget"
 
 
 def _table(content: Table, style: str | None = None) -> Part:

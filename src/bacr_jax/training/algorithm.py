@@ -18,7 +18,13 @@ from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import OnPhase
 from bacr_jax.training import grading, stages
 from bacr_jax.training.async_rollout import Upcoming, begin
-from bacr_jax.training.dynamic_sampling import BatchPlan, Round, choose, sample_rounds
+from bacr_jax.training.dynamic_sampling import (
+    BatchPlan,
+    Round,
+    choose,
+    sample_rounds,
+    with_shuffled_input,
+)
 from bacr_jax.training.logging import (
     Clock,
     Iteration,
@@ -259,6 +265,8 @@ def plan_round(
         method=run.method,
         num_questions=run.config.rollout.questions,
     )
+    if run.config.budget.shuffle_input:
+        plan = with_shuffled_input(plan, key)
     plan, cursors = stages.in_stream_order(run.stream, plan, cursors)
     return plan, stages.prompts_of(run, plan), cursors
 

@@ -30,17 +30,46 @@ class BatchPlan:
       budgets: thinking budgets of the G traces of each question, in tokens.
       cuts: the M truncation points of each trace, in thinking tokens. An answer is sampled at each
         of them.
+      shuffled_budgets: budgets that the policy receives as input instead of `budgets`, at which the
+        traces are truncated (budget.shuffle_input). None if both are the same.
     """
 
     questions: Int[Array, "Q"]
     groups: Int[Array, "Q"]
     budgets: Int[Array, "Q G"]
     cuts: Int[Array, "Q G M"]
+    shuffled_budgets: Int[Array, "Q G"] | None = None
+
+    @property
+    def input_budgets(self) -> Int[np.ndarray, "B"]:
+        """Returns the budget that the policy receives as input, for each row of the batch."""
+        budgets = self.budgets if self.shuffled_budgets is None else self.shuffled_budgets
+        return np.asarray(budgets).reshape(-1)
 
     @property
     def rows(self) -> Int[np.ndarray, "B"]:
         """Returns the question index of each row of the batch (one row per trace, B = Q * G)."""
         return np.repeat(np.asarray(self.questions), self.budgets.shape[1])
+
+
+# Number that is folded into the key of a plan to shuffle the budgets as input.
+_SHUFFLE = 7
+
+
+def with_shuffled_input(plan: BatchPlan, key: Array) -> BatchPlan:
+    """Returns a plan whose input budgets are the batch's budgets in random order.
+
+    Under a random permutation, the input budget of a trace has the same distribution as the
+    budgets of the batch, and is independent of the budget at which the trace is truncated.
+
+    Args:
+      key: PRNG key of the plan.
+    """
+    # The key of the plan is split for other draws, so a key with other data is folded in.
+    shuffle_key = jax.random.fold_in(key, _SHUFFLE)
+    flat = plan.budgets.reshape(-1)
+    shuffled = jax.random.permutation(shuffle_key, flat).reshape(plan.budgets.shape)
+    return dataclasses.replace(plan, shuffled_budgets=shuffled)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
         budget_input = "both" if in_prompt else "embedding"
     else:
         budget_input = "prompt" if in_prompt else "none"
-    budget = int(np.asarray(plan.budgets).reshape(-1)[row])
+    budget = int(plan.input_budgets[row])
     return {
         "id": questions.set.ids[question],
         "level": int(questions.set.levels[question]),

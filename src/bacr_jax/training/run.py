@@ -271,6 +271,9 @@ def _empty_prefetched_batch(run: Run) -> PrefetchedBatch:
         groups=zeros(num_questions),
         budgets=zeros(num_questions, group_size),
         cuts=zeros(num_questions, group_size, num_cuts),
+        shuffled_budgets=(
+            zeros(num_questions, group_size) if run.config.budget.shuffle_input else None
+        ),
     )
     width = _widest_prompts(run).tokens.shape[1] + spec.max_sampled
     trunks = Trunks.empty(num_rows, width=width, sampled=spec.max_sampled)

@@ -114,8 +114,10 @@ def prepare_sampling(
     """
     params = run.params(state.train)
     references, questions = references_of(run, plan)
-    budgets = np.asarray(plan.budgets).reshape(-1)
+    budgets = plan.input_budgets
     limits = None
+    if plan.shuffled_budgets is not None:
+        limits = np.asarray(plan.budgets).reshape(-1)
     if not run.method.truncates_at_budget:
         limits = np.full_like(budgets, run.config.budget.max)
     run.sample.load(params, step, poll)
@@ -134,7 +136,7 @@ def prepare_sampling(
 
 def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
     """Returns one prompt per trace, including the budget if the prompt format contains it."""
-    return run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
+    return run.environment.train.at(plan.rows, plan.input_budgets)
 
 
 def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
@@ -460,6 +462,9 @@ def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batc
         thinking_advantages=token_level.thinking,
         answer_advantages=token_level.answers,
         returns=by_answer(token_level.rewards),
+        policy_budgets=(
+            None if chosen.plan.shuffled_budgets is None else chosen.plan.input_budgets
+        ),
     )
     in_loss = np.broadcast_to(chosen.useful[:, None], chosen.plan.budgets.shape)
     if token_level.keep is not None:

@@ -1,0 +1,159 @@
+"""Checks the inputs of an evaluation before any work on a device.
+
+The module `job` calls these functions while it prepares an evaluation.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bacr_jax.config import Config
+from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation import comparison, folder
+from bacr_jax.evaluation.decoder import declaration
+from bacr_jax.evaluation.samples import evaluated_budgets, swap_budgets
+from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.runs import setup
+
+
+def _largest_option(config: Config) -> str:
+    """Returns the options that set the maximum thinking length, for error messages."""
+    largest = largest_evaluated(config)
+    if config.eval.no_budget and largest not in config.eval.budgets:
+        return f"--budgets none, budget.cap={largest}"
+    return f"--budgets {largest}"
+
+
+def check_labels(config: Config, labels: Path | None) -> None:
+    """Raises UserError if difficulty labels are requested for several sets or budgets."""
+    if labels is None:
+        return
+    if len(config.data.eval) > 1 or len(evaluated_budgets(config.eval)) > 1:
+        raise UserError(
+            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
+            "number in --budgets"
+        )
+
+
+def check_swap(config: Config, style: PromptFormat) -> None:
+    """Raises UserError unless a swap table of this policy has several different rows.
+
+    A row contains the results with one budget as input.
+    """
+    if config.conditioning.budget_input == "none" and not style.budget_close:
+        raise UserError(
+            "--swap: the policy has no budget as input (conditioning.budget_input=none), so its "
+            "answers can't depend on one; leave --swap out"
+        )
+    if style.budget_close and config.eval.budget_tag == "declared":
+        raise UserError(
+            "--swap: the policy chooses its budget (eval.budget_tag=declared); write "
+            "eval.budget_tag=given"
+        )
+    if len(swap_budgets(config.eval.budgets)) < 2:
+        raise UserError("--swap: needs at least two budgets above 0; write --budgets 512,1024")
+
+
+def positions_of_model(config: Config, tokenizer: Any) -> int:
+    """Returns the model's number of positions. Raises UserError if a budget exceeds it."""
+    rows = setup.vocabulary_rows(config, len(tokenizer))
+    positions = setup.model_shape(config, rows).max_positions
+    largest = largest_evaluated(config) + config.budget.grace
+    if largest >= positions:
+        raise UserError(
+            f"{_largest_option(config)}: the model has {positions} positions; write fewer"
+        )
+    return positions
+
+
+def check_length(
+    config: Config,
+    tokenizer: Any,
+    style: PromptFormat,
+    positions: int,
+    sets: dict[str, PromptedQuestions],
+) -> None:
+    """Raises UserError if the longest row of a set exceeds the model's number of positions."""
+    largest = largest_evaluated(config)
+    answers = config.rollout.answer_tokens
+    declared = len(declaration(tokenizer, style, config.eval, largest))
+    for name, questions in sets.items():
+        prompt = questions.longest + declared
+        free = positions - prompt - answers - config.budget.grace
+        if largest > free:
+            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+            raise UserError(
+                f"{_largest_option(config)}: with prompts of {prompt} tokens in {name} and answers "
+                f"of {answers} the model's {positions} positions are too few; {advice}"
+            )
+
+
+def check_compared(
+    others: Mapping[str, Path],
+    name: str,
+    described: Mapping[str, Any],
+    modes: Mapping[str, list[int]],
+    grader: Mapping[str, str],
+) -> dict[str, Path]:
+    """Checks that other evaluations can be compared with this one.
+
+    Args:
+      others: folders of the other evaluations, by the folder that the user wrote.
+      name: name of this evaluation's policy.
+      described: entry `sets` of this evaluation's settings.
+      modes: budgets by decoding mode.
+      grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
+
+    Returns:
+      The folders by the name of their policy. If the name is already used, the path of the folder
+      is used as the name.
+
+    Raises:
+      UserError: an evaluation can't be read or compared.
+    """
+    compared: dict[str, Path] = {}
+    for where, path in others.items():
+        folder.read_samples(path)
+        settings = folder.read_settings(path)
+        comparison.check_comparable(described, settings, modes, where, grader=grader)
+        other_name = str(folder.read_results(path, settings["sets"]).get("name", path))
+        if other_name == name or other_name in compared:
+            other_name = str(path)
+        compared[other_name] = path
+    return compared
+
+
+def check_free(
+    path: Path | None,
+    described: Mapping[str, Any],
+    modes: Mapping[str, list[int]],
+    grader: Mapping[str, str],
+) -> None:
+    """Checks that an evaluation can be used as the policy before training.
+
+    Args:
+      path: folder of the evaluation, or None to check nothing.
+      described: entry `sets` of this evaluation's settings.
+      modes: budgets of this evaluation by decoding mode.
+      grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
+
+    Raises:
+      UserError: the evaluation can't be read, has other problems or another grader, or has no
+        decoding mode in common with this one.
+    """
+    if path is None:
+        return
+    folder.read_samples(path)
+    settings = folder.read_settings(path)
+    # Any budgets will do, because the curve is interpolated.
+    common_modes = {mode: settings["decoding"]["cells"].get(mode, []) for mode in modes}
+    comparison.check_comparable(
+        described, settings, common_modes, str(path), option="--free", grader=grader
+    )
+    if settings["decoding"].get("swap"):
+        raise UserError(
+            f"--free {path}: was evaluated with --swap; evaluate the policy before training with "
+            "--every 16, or without"
+        )

@@ -1,0 +1,77 @@
+"""Inputs that can't be evaluated are refused before any work on a device."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation import job_checks
+from bacr_jax.evaluation.job_checks import check_free, check_swap
+
+PLAIN = SimpleNamespace(budget_close="")
+DECLARING = SimpleNamespace(budget_close="</budget>")
+
+
+def config(budget_input="embedding", **changes):
+    base = Config()
+    return dataclasses.replace(
+        base,
+        conditioning=dataclasses.replace(base.conditioning, budget_input=budget_input),
+        eval=dataclasses.replace(base.eval, **{"budgets": (4, 8), **changes}),
+    )
+
+
+@pytest.mark.parametrize("budget_input", ["embedding", "prompt", "both"])
+def test_a_policy_with_a_budget_as_input_can_be_swapped(budget_input):
+    check_swap(config(budget_input), PLAIN)
+    check_swap(config("none"), DECLARING)
+
+
+@pytest.mark.parametrize(
+    ("of", "style", "message"),
+    [
+        (config("none"), PLAIN, "no budget as input"),
+        (config("none", budget_tag="declared"), DECLARING, "write eval.budget_tag=given"),
+        (config(budgets=(0, 8)), PLAIN, "at least two budgets above 0"),
+    ],
+)
+def test_a_swap_without_several_inputs_is_refused(of, style, message):
+    with pytest.raises(UserError, match=message):
+        check_swap(of, style)
+
+
+def settings(**decoding):
+    return {
+        "sets": {"ours": {"problems": 2, "questions": "abc"}},
+        "decoding": {"cells": {"greedy": [4, 16]}, **decoding},
+    }
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+    def run(others, *, modes=("greedy",), questions="abc"):
+        monkeypatch.setattr(job_checks.folder, "read_samples", lambda path: {})
+        monkeypatch.setattr(job_checks.folder, "read_settings", lambda path: others)
+        described = {"ours": {"problems": 2, "questions": questions}}
+        check_free(tmp_path, described, dict.fromkeys(modes, [8]), {})
+
+    return run
+
+
+def test_the_policy_before_training_may_have_other_budgets(check):
+    check(settings(every=2))
+
+
+@pytest.mark.parametrize(
+    ("others", "how", "message"),
+    [
+        (settings(), {"modes": ("sampled",)}, "--free .*no decoding and budget in common"),
+        (settings(), {"questions": "other"}, "--free .*other problems"),
+        (settings(swap=True), {}, "--free .*was evaluated with --swap"),
+    ],
+)
+def test_an_evaluation_that_is_no_free_curve_is_refused(check, others, how, message):
+    with pytest.raises(UserError, match=message):
+        check(others, **how)
