@@ -184,7 +184,9 @@ def qwen2(tmp_path_factory):
 # Those that sample, tell budgets or answer in ways of their own; training/test_algorithm.py has all
 # presets train the quickstart.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["anytime", "bacr-full", "effort", "l1_exact", "s_grpo"])
+@pytest.mark.parametrize(
+    "name", ["anytime", "bacr-full", "effort", "gated_bonus", "gated_penalty", "l1_exact", "s_grpo"]
+)
 def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
     settings = {
         "model.path": qwen2 / "base",

@@ -370,20 +370,23 @@ class L1Config:
 
 @dataclass(frozen=True)
 class LengthConfig:
-    """Settings of three methods that reward short responses.
+    """Settings of the methods that reward short responses.
 
-    The methods are Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370) and GFPO (arXiv
-    2508.09726).
+    The methods are Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370), GFPO (arXiv
+    2508.09726), and the length rewards of two training libraries (gated_bonus: prime-rl;
+    gated_penalty: miles).
     """
 
-    kind: Literal["laser", "shorter_better", "gfpo"] = key(
+    kind: Literal["laser", "shorter_better", "gfpo", "gated_bonus", "gated_penalty"] = key(
         "laser", "method that rewards short responses"
     )
     target: float = key(0.25, "kind laser: target length, as a fraction of budget.max", "(0, 1]")
     weight: float = key(
         0.5,
         "kind laser: bonus of a correct response within the target length; shorter_better: "
-        "penalty if the length differs from the shortest correct response by budget.max tokens",
+        "penalty if the length differs from the shortest correct response by budget.max tokens; "
+        "gated_bonus: bonus of a correct response of length 0; gated_penalty: penalty of a "
+        "correct response that exceeds the allowed length by the reference length",
         "[0, inf)",
     )
     keep_fraction: float = key(
@@ -391,6 +394,20 @@ class LengthConfig:
         "kind gfpo: fraction of each group, its shortest traces, that is used for training; at "
         "least two traces",
         "(0, 1]",
+    )
+    # Below 1, because a larger penalty would rank a correct response below wrong responses.
+    cap: float = key(0.2, "kind gated_penalty: maximum penalty", "[0, 1)")
+    quantile: float = key(
+        0.25,
+        "kind gated_penalty: quantile of the lengths of a group's correct responses that is the "
+        "reference length",
+        "[0, 1]",
+    )
+    relative_slack: float = key(
+        0.1, "kind gated_penalty: tolerance, as a fraction of the reference length", "[0, inf)"
+    )
+    absolute_slack: float = key(
+        0.03125, "kind gated_penalty: additional tolerance, as a fraction of budget.max", "[0, inf)"
     )
 
 
