@@ -238,6 +238,25 @@ def test_methods_with_one_advantage_a_trace(tmp_path, name):
 
 
 @pytest.mark.slow
+def test_thinkprune(tmp_path):
+    """What is truncated earns nothing, and its answer has no advantage."""
+    config = load(tmp_path, "thinkprune", *SETTINGS, "budget.stages=[]", "loss.entropy_coef=0")
+    traces = list_traces((BUDGET,))
+    closed = np.asarray(of_pairs(np.array([trace.thought[-1] == B for trace in traces])))
+    a = grpo(np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces]))) * closed)
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        last = mask & ~jnp.pad(mask[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        by_token = jnp.where(last & ~closed[..., None], 0.0, a[..., None])
+        tokens = jnp.where(mask, -by_token * ratio(of_pairs(logprobs)), 0)
+        return TOKEN_LOSSES["token_mean"](tokens, mask)
+
+    found, _ = library(config, traces, PLAIN, None, {})
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+@pytest.mark.slow
 def test_the_gated_penalty(tmp_path, monkeypatch):
     """Thinking of 0 and 1 tokens can be right without truncation, with lengths 1 and 2.
 

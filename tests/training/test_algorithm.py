@@ -176,6 +176,27 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
 
 
 @pytest.mark.slow
+def test_stages_lower_the_largest_budget_as_training_goes_on(tmp_path, tokenizer):
+    """Four steps have three stages: 12 tokens twice, then 9, then 6."""
+    config = load(tmp_path, "thinkprune", "train.steps=4")
+    _, history = train(config, tokenizer, steps=4)
+    assert [metrics["budget/mean"] for metrics, _, _ in history] == [12.0, 12.0, 9.0, 6.0]
+    longest = [metrics["rollout/thinking_max"] for metrics, _, _ in history]
+    assert longest[2] <= 9.0 and longest[3] <= 6.0
+
+
+@pytest.mark.slow
+def test_two_steps_with_dual_clip_and_a_sequence_cap(tmp_path, tokenizer):
+    """The sampler and the learner are the same policy here, so that no trace is left out."""
+    keys = ("loss.importance_cap=null", "loss.dual_clip=10", "loss.sequence_cap=3")
+    config = load(tmp_path, "bacr-robust", "train.minibatches=2", *keys)
+    _, history = train(config, tokenizer)
+    for metrics, _, _ in history:
+        assert metrics["mismatch/weight"] == pytest.approx(1.0, abs=1e-3)
+        assert metrics["mismatch/masked"] == 0.0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
     """Six steps by the command, from the quickstart's warm-up cut short."""

@@ -185,9 +185,20 @@ def qwen2(tmp_path_factory):
 # presets train the quickstart.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["anytime", "bacr-full", "effort", "gated_bonus", "gated_penalty", "l1_exact", "s_grpo"]
+    ("name", "keys"),
+    [
+        ("anytime", ()),
+        ("bacr-full", ()),
+        ("effort", ()),
+        ("gated_bonus", ()),
+        ("gated_penalty", ()),
+        ("grpo", ("train.minibatches=2", "loss.dual_clip=10", "loss.sequence_cap=3")),
+        ("l1_exact", ()),
+        ("s_grpo", ()),
+        ("thinkprune", ()),
+    ],
 )
-def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
+def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name, keys):
     settings = {
         "model.path": qwen2 / "base",
         "data.train": f"jsonl:{qwen2 / 'sums.jsonl'}",
@@ -205,7 +216,7 @@ def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
         settings["budget.min"] = 8  # eight exits
     written = [f"{key}={value}" for key, value in settings.items()]
     preset = str(PRESETS / f"{name}.yaml")
-    assert train.main(["--config", str(SMALL), "--config", preset, *written]) == 0
+    assert train.main(["--config", str(SMALL), "--config", preset, *written, *keys]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert [step["step"] for step in steps] == [1, 2]

@@ -76,6 +76,12 @@ class BudgetConfig:
         "between min and max",
         "[1, inf)",
     )
+    stages: tuple[float, ...] = key(
+        (),
+        "largest budget of each of equally long stages of training, as fractions of max, such as "
+        "[1, 0.75, 0.5] (ThinkPrune); larger sampled budgets are lowered to it; empty: one stage",
+        "(0, 1]",
+    )
     levels: Mapping[str, int] = key(
         FrozenMap(),
         "named budgets for evaluate and generate, such as {low: 512, high: 4096}",
@@ -429,6 +435,12 @@ class LossConfig:
     # Between 0 and 1, because a lower limit 1 - clip_low of 0 or less would never clip a ratio.
     clip_low: float = key(0.2, "clipping range epsilon_c for ratios below 1", "(0, 1)")
     clip_high: float = key(0.2, "clipping range epsilon_c for ratios above 1", "(0, inf)")
+    # Above 1, because a lower limit would remove the gradient at a ratio of 1.
+    dual_clip: float | None = key(
+        None,
+        "maximum ratio of tokens with a negative advantage (dual-clip PPO); null: off",
+        "(1, inf)",
+    )
     ratio: Literal["token", "sequence", "gspo"] = key(
         "token",
         "importance ratio: token: of each token; sequence: of the whole trace (paper); gspo: of "
@@ -456,6 +468,14 @@ class LossConfig:
     importance_cap: float | None = key(
         None,
         "maximum importance weight p(learner)/p(sampler) of a token (truncated importance "
+        "sampling); null: off",
+        "[1, inf)",
+    )
+    # At least 1, because traces on which the sampler and the learner agree have weight 1.
+    sequence_cap: float | None = key(
+        None,
+        "weight the tokens of a trace by p(learner)/p(sampler) of the whole trace, and exclude the "
+        "trace from the policy loss if this ratio is above this value (masked importance "
         "sampling); null: off",
         "[1, inf)",
     )

@@ -549,8 +549,8 @@ class Config:
     method: str = key(
         "bacr",
         "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, s_grpo, l1, dler, elastic, "
-        "effort, length, or the path of a custom method: a Python file or module that defines "
-        "make(config)",
+        "effort, length, thinkprune, or the path of a custom method: a Python file or module that "
+        "defines make(config)",
     )
     grader: str | None = key(
         None,

@@ -344,6 +344,40 @@ def _cap_ratio(
     return capped, is_capped
 
 
+def _mismatch_correction(
+    logp_before: Float[Array, "B T"],
+    sampler: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    settings: LossConfig,
+) -> tuple[Array | None, Bool[Array, "B 1"] | None]:
+    """Corrects the policy loss for the mismatch between the sampler and the learner.
+
+    Args:
+      logp_before: log-probabilities that the learner computes.
+      sampler: log-probabilities that the sampler computed.
+      mask: sampled tokens.
+      settings: settings of the loss.
+
+    Returns:
+      The weight of each token [B, T] or trace [B, 1], or None if no token is weighted. True for
+      traces that are included in the loss, or None if all traces are included.
+    """
+    weight = None
+    included = None
+    if settings.importance_cap is not None and settings.old_logprobs != "sampler":
+        cap = settings.importance_cap
+        weight = losses.truncated_importance_weight(logp_before, sampler, mask, cap=cap)
+    if settings.sequence_cap is not None:
+        cap = settings.sequence_cap
+        weight = losses.masked_sequence_weight(logp_before, sampler, mask, cap=cap)
+        included = weight > 0.0
+    if settings.sequence_mask is not None:
+        bound = settings.sequence_mask
+        in_bound = losses.sequence_mask(logp_before, sampler, mask, bound=bound)
+        included = in_bound if included is None else included & in_bound
+    return weight, included
+
+
 def policy_terms(
     scores: TokenScores,
     before: TokenScores,
@@ -378,23 +412,24 @@ def policy_terms(
     ratio, is_capped = _cap_ratio(ratio, settings)
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = joined(batch.thinking_advantages, answers)
-    clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+    metrics = {}
+    clip = {
+        "clip_low": settings.clip_low,
+        "clip_high": settings.clip_high,
+        "dual_clip": settings.dual_clip,
+    }
     surrogate = losses.policy_loss(ratio, advantages, **clip)
     sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
     logp_before = joined(before.thinking, before.answers)
-    metrics = {}
     if uses_sampler:
         logp_before = jax.lax.stop_gradient(joined(scores.thinking, scores.answers))
-    elif settings.importance_cap is not None:
-        weight = losses.truncated_importance_weight(
-            logp_before, sampler, mask, cap=settings.importance_cap
-        )
+    weight, included = _mismatch_correction(logp_before, sampler, mask, settings)
+    if weight is not None:
         surrogate = surrogate * weight
         metrics["mismatch/weight"] = token_mean(weight)
-    if settings.sequence_mask is not None:
-        in_bound = losses.sequence_mask(logp_before, sampler, mask, bound=settings.sequence_mask)
-        surrogate = jnp.where(in_bound, surrogate, 0.0)
-        metrics["mismatch/masked"] = token_mean(~in_bound)
+    if included is not None:
+        surrogate = jnp.where(included, surrogate, 0.0)
+        metrics["mismatch/masked"] = token_mean(~included)
     loss = losses.aggregate_sum(surrogate, mask, mode=settings.aggregate) / normalizers.tokens
     gap = jnp.where(mask, logp_before - sampler, 0.0)
     is_clipped = is_capped | losses.is_clipped(ratio, advantages, **clip)
