@@ -194,6 +194,18 @@ class TestImportanceWeight:
         np.testing.assert_array_equal(gradient, np.zeros((1, 3)))
 
 
+def test_a_teacher_adds_its_log_probability_less_the_policys():
+    """It is twice and half as sure of two tokens; the last one can't be drawn, and is padding."""
+    old = jnp.log(jnp.array([0.4, 0.5, 0.0]))
+    teacher = jnp.log(jnp.array([0.8, 0.25, 0.0]))
+    found, divergence = losses.distilled_advantages(
+        jnp.array([1.0, -1.0, 2.0]), old, teacher, jnp.array([1, 1, 0]), weight=0.5
+    )
+    two = np.log(2.0)
+    np.testing.assert_allclose(found, [1.0 + two / 2, -1.0 - two / 2, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(divergence, [-two, two, 0.0], rtol=1e-6)
+
+
 class TestAggregation:
     X = jnp.array([[1.0, 2.0, 3.0, 4.0], [10.0, 99.0, 99.0, 99.0], [99.0, 99.0, 99.0, 99.0]])
     MASK = jnp.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])

@@ -254,6 +254,37 @@ def sequence_mask(
     return masked_mean(gap, mask, axis=1, keepdims=True) <= bound
 
 
+def distilled_advantages(
+    advantages: Float[Array, "*batch"],
+    old_logprobs: Float[Array, "*batch"],
+    teacher_logprobs: Float[Array, "*batch"],
+    mask: Shaped[Array, "*batch"],
+    *,
+    weight: Scalar,
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Adds the advantage of on-policy distillation to the advantage of each sampled token.
+
+        A_t + weight (log pi_teacher(y_t) - log pi_old(y_t))
+
+    With A = 0, the expected gradient of the policy loss at pi = pi_old is weight times the gradient
+    of the reverse KL divergence KL(pi || pi_teacher) of each token's distribution, given the tokens
+    before it.
+
+    Args:
+      advantages: advantage A of each token.
+      old_logprobs: log-probabilities under the policy that sampled the tokens.
+      teacher_logprobs: log-probabilities under the teacher.
+      mask: tokens to include.
+      weight: weight of the teacher.
+
+    Returns:
+      The new advantages, and the estimate log pi_old - log pi_teacher of the divergence per token.
+      The estimate has no gradient and is 0 outside the mask.
+    """
+    reverse_kl = _log_ratio(jax.lax.stop_gradient(old_logprobs), teacher_logprobs, mask)
+    return advantages - weight * reverse_kl, reverse_kl
+
+
 # --- aggregation ----------------------------------------------------------------------------------
 
 

@@ -94,6 +94,10 @@ BAD_CONFIGS = [
         "write fractions of at least 0.3",
     ),
     (
+        {"distill": {"teacher": "folder"}},
+        "distill.teacher=folder: is not read with distill.coef=0",
+    ),
+    (
         {"loss": {"sequence_cap": 3.0, "importance_cap": 2.0}},
         "loss.sequence_cap=3: weighs traces, but loss.importance_cap=2 weighs their tokens too",
     ),

@@ -446,6 +446,11 @@ def _loss(config: Config) -> Iterator[str]:
             "of a token with a negative advantage; write loss.importance_cap=2, or learner"
         )
     yield from _sequence_cap(loss)
+    if config.distill.teacher is not None and config.distill.coef == 0.0:
+        yield (
+            f"distill.teacher={shown(config.distill.teacher, quote=False)}: is not read with "
+            "distill.coef=0; write distill.coef=1, or distill.teacher=null"
+        )
     if loss.ratio != "sequence":
         return
     if loss.aggregate != "seq_mean_token_mean":

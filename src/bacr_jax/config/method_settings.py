@@ -429,6 +429,26 @@ class ElasticConfig:
 
 
 @dataclass(frozen=True)
+class DistillConfig:
+    """Settings of on-policy distillation, which every method can add to its advantages.
+
+    The teacher scores the policy's own traces. Each sampled token gets the additional advantage
+    coef (log pi_teacher - log pi_old).
+    """
+
+    coef: float = key(
+        0.0,
+        "weight of the teacher's log-probabilities in the advantages; 0: no teacher",
+        "[0, inf)",
+    )
+    teacher: str | None = key(
+        None,
+        "Hugging Face folder of the teacher, with the policy's vocabulary; null: the policy "
+        "itself, with budget.max as its budget embedding",
+    )
+
+
+@dataclass(frozen=True)
 class LossConfig:
     """Settings of the policy loss, the value loss and the entropy bonus (paper Eq. 15-16)."""
 

@@ -51,11 +51,13 @@ class Minibatch:
         importance ratio is exactly 1, and if the sampler's log-probabilities are used
         (loss.old_logprobs).
       reference: scores under the reference policy, for a KL penalty. None without a KL penalty.
+      teacher: scores under the teacher. None without distillation.
     """
 
     batch: Batch
     old: TokenScores | None = None
     reference: TokenScores | None = None
+    teacher: TokenScores | None = None
 
 
 @pytree
@@ -385,6 +387,7 @@ def policy_terms(
     normalizers: LossNormalizers,
     *,
     spec: LearnerSpec,
+    teacher: TokenScores | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the clipped policy loss (paper Eq. 15) and its metrics.
 
@@ -400,6 +403,7 @@ def policy_terms(
       before: scores under the policy that sampled the batch, computed by the learner or the
         sampler.
       normalizers: denominators of the losses, computed on the full batch.
+      teacher: scores under the teacher. None without distillation.
     """
     settings = spec.loss
     uses_sampler = settings.old_logprobs == "sampler"
@@ -413,6 +417,15 @@ def policy_terms(
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = joined(batch.thinking_advantages, answers)
     metrics = {}
+    if teacher is not None:
+        advantages, reverse_kl = losses.distilled_advantages(
+            advantages,
+            joined(before.thinking, before.answers),
+            joined(teacher.thinking, teacher.answers),
+            mask,
+            weight=spec.distill,
+        )
+        metrics["distill/reverse_kl"] = token_mean(reverse_kl)
     clip = {
         "clip_low": settings.clip_low,
         "clip_high": settings.clip_high,
@@ -544,7 +557,9 @@ def objective(
         before = dataclasses.replace(
             before, thinking=batch.thinking_logprobs, answers=batch.answer_logprobs
         )
-    policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
+    policy_loss, policy_metrics = policy_terms(
+        scores, before, batch, normalizers, spec=spec, teacher=minibatch.teacher
+    )
     mask = joined(batch.thinking_mask, batch.answer_mask)
 
     def aggregate(x: Float[Array, "B N"]) -> Float[Array, ""]:

@@ -44,7 +44,11 @@ def load_method(config: Config) -> Method:
       UserError: If the method cannot be loaded or is incompatible with the config.
     """
     method = make_method(config)
-    for problem in (*redefinitions(config, method.published), *_stage_problems(config, method)):
+    for problem in (
+        *redefinitions(config, method.published),
+        *_stage_problems(config, method),
+        *_teacher_problems(config, method),
+    ):
         raise UserError(problem)
     if method.conditioned and not method.truncates_at_budget:
         raise UserError(
@@ -128,6 +132,7 @@ def problems(config: Config) -> Iterator[str]:
     yield from _ahead_problems(config, method)
     yield from redefinitions(config, method.published)
     yield from _stage_problems(config, method)
+    yield from _teacher_problems(config, method)
     if method.pays_by_verdicts and reward_shares(config):
         yield (
             f"reward.weights: method={config.method} rewards an answer for being right, which "
@@ -150,6 +155,24 @@ def _stage_problems(config: Config, method: Method) -> Iterator[str]:
         yield (
             f"budget.stages={written(config.budget.stages)}: method={config.method} truncates "
             "traces at budget.max, not at their budgets; write [], or another method such as grpo"
+        )
+
+
+def _teacher_problems(config: Config, method: Method) -> Iterator[str]:
+    """Yields an error message if the policy is its own teacher but gets no budget embedding.
+
+    The teacher would be the same policy, or would read the trace's budget in its prompt.
+    """
+    distill = config.distill
+    if distill.coef == 0.0 or distill.teacher is not None:
+        return
+    budget_input = config.conditioning.budget_input
+    if not method.conditioned or budget_input != "embedding":
+        yield (
+            f"distill.coef={written(distill.coef)}: the teacher is the policy itself with the "
+            "largest budget as its embedding, but the policy gets its budget by "
+            f"{budget_input} (method={config.method}); write distill.teacher=FOLDER, or "
+            "conditioning.budget_input=embedding with method=bacr"
         )
 
 
