@@ -7,6 +7,7 @@ differentiates `objective`. This module does not contain an optimizer.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -426,7 +427,7 @@ def policy_terms(
             weight=spec.distill,
         )
         metrics["distill/reverse_kl"] = token_mean(reverse_kl)
-    clip = {
+    clip: dict[str, Any] = {
         "clip_low": settings.clip_low,
         "clip_high": settings.clip_high,
         "dual_clip": settings.dual_clip,
