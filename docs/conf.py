@@ -76,6 +76,7 @@ CONTENTS = {
         "studies/main",
         "studies/controls",
         "studies/rivals",
+        "studies/distill",
         "studies/elsewhere",
         "studies/smollm2",
         "studies/stability",

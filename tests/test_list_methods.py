@@ -12,7 +12,7 @@ def test_every_preset_has_a_line_and_unchecked_constants_are_marked(capsys):
     assert set(lines) == {path.stem for path in PRESETS.glob("*.yaml")}
     marked = {name for name, line in lines.items() if "not verified: " in line}
     # docs/methods.md names the same presets.
-    assert marked == {"effort", "gfpo", "hapo", "s_grpo", "selfbudgeter"}
+    assert marked == {"effort", "gfpo", "hapo", "s_grpo", "selfbudgeter", "thinkprune"}
     assert "length.keep_fraction" in lines["gfpo"]
     assert "selfbudgeter.correct_range" in lines["selfbudgeter"]
     assert lines["dapo"].split() == ["dapo", "DAPO"]

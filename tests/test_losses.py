@@ -117,14 +117,28 @@ class TestPolicyLoss:
         )
         np.testing.assert_allclose(got, [loss], rtol=1e-6)
 
+    @pytest.mark.parametrize("ratio, advantage, loss, slope", [
+        (9.0, -1.0, 9.0, 1.0), (11.0, -1.0, 10.0, 0.0), (11.0, -0.5, 5.0, 0.0),
+        (0.5, -1.0, 0.8, 0.0), (1.1, -2.0, 2.2, 2.0), (11.0, 1.0, -1.28, 0.0),
+        (1.1, 1.0, -1.1, -1.0), (11.0, 0.0, 0.0, 0.0),
+    ])  # fmt: skip
+    def test_dual_clip_by_hand(self, ratio, advantage, loss, slope):
+        """Above 10 a token with a negative advantage costs 10 times it, and has no gradient."""
+        clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}
+        value, gradient = jax.value_and_grad(
+            lambda x: losses.policy_loss(x, jnp.array(advantage), **clip)
+        )(jnp.array(ratio))
+        assert (float(value), float(gradient)) == pytest.approx((loss, slope), rel=1e-6)
+
     @settings(max_examples=50)
     # Smaller advantages times a ratio below 1 are subnormal, which XLA may take for 0.
     @given(
         st.floats(0.125, 3, width=32),
         st.floats(-2, 2, width=32).filter(lambda a: a == 0.0 or abs(a) > 1e-30),
+        st.sampled_from([None, 2.0]),
     )
-    def test_tokens_reported_as_clipped_are_those_without_gradient(self, ratio, advantage):
-        args = {"clip_low": 0.2, "clip_high": 0.3}
+    def test_tokens_reported_as_clipped_are_those_without_gradient(self, ratio, advantage, dual):
+        args = {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": dual}
         a = jnp.array(advantage)
         gradient = jax.grad(lambda x: losses.policy_loss(x, a, **args))(jnp.array(ratio))
         clipped = losses.is_clipped(jnp.array(ratio), a, **args)
@@ -160,6 +174,36 @@ class TestImportanceWeight:
             self.LEARNER
         )
         np.testing.assert_array_equal(gradient, np.zeros((1, 3)))
+
+    def test_a_sequence_has_the_product_of_its_ratios_or_no_weight(self):
+        """1.2 x .5 = .6, without the third token; 1.2 x .5 x 9 = 5.4 exceeds 3."""
+        both = jnp.concatenate([self.LEARNER, self.LEARNER])
+        sampled = jnp.concatenate([self.SAMPLER, self.SAMPLER])
+        mask = jnp.array([[1, 1, 0], [1, 1, 1]])
+        got = losses.masked_sequence_weight(both, sampled, mask, cap=3.0)
+        np.testing.assert_allclose(got, [[0.6], [0.0]], rtol=1e-5)
+        got = losses.masked_sequence_weight(both, sampled, mask, cap=6.0)
+        np.testing.assert_allclose(got, [[0.6], [5.4]], rtol=1e-5)
+
+    def test_a_sequence_weight_carries_no_gradient(self):
+        gradient = jax.grad(
+            lambda x: losses.masked_sequence_weight(x, self.SAMPLER, jnp.ones((1, 3)), cap=9.0)[
+                0, 0
+            ]
+        )(self.LEARNER)
+        np.testing.assert_array_equal(gradient, np.zeros((1, 3)))
+
+
+def test_a_teacher_adds_its_log_probability_less_the_policys():
+    """It is twice and half as sure of two tokens; the last one can't be drawn, and is padding."""
+    old = jnp.log(jnp.array([0.4, 0.5, 0.0]))
+    teacher = jnp.log(jnp.array([0.8, 0.25, 0.0]))
+    found, divergence = losses.distilled_advantages(
+        jnp.array([1.0, -1.0, 2.0]), old, teacher, jnp.array([1, 1, 0]), weight=0.5
+    )
+    two = np.log(2.0)
+    np.testing.assert_allclose(found, [1.0 + two / 2, -1.0 - two / 2, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(divergence, [-two, two, 0.0], rtol=1e-6)
 
 
 class TestAggregation:

@@ -36,7 +36,9 @@ def faults_of(*checks: Callable[[], object]) -> list[str]:
         try:
             check()
         except UserError as error:
-            lines += [line for line in error.lines if line not in lines]
+            for line in error.lines:
+                if line not in lines:
+                    lines.append(line)
     return lines
 
 

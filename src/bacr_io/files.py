@@ -78,7 +78,9 @@ def nearest(path: Path, otherwise: str) -> str:
     except OSError:
         return otherwise
     similar_names = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return str(path.with_name(similar_names[0])) if similar_names else otherwise
+    if not similar_names:
+        return otherwise
+    return str(path.with_name(similar_names[0]))
 
 
 def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
@@ -106,7 +108,9 @@ def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
             size += len(chunk)
     if size > most:
         raise _too_large(path, most)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if len(chunks) == 1:
+        return chunks[0]
+    return b"".join(chunks)
 
 
 def check_regular(path: Path) -> None:

@@ -399,9 +399,8 @@ def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, 
 def settings_name(arguments: argparse.Namespace, config: Config) -> str:
     """Returns the name of an evaluation's settings, such as `budgets-8-64-samples-4`.
 
-    It contains the options that change the samples, so that evaluations with different options have
-    different folders. It is empty if no such option was written. Paths, overrides and long names
-    are shortened, and a digest is appended that keeps them distinct.
+    It contains the options that change the samples, and is empty if no such option was written.
+    Paths, overrides and long names are shortened, and a digest is appended.
 
     Args:
       arguments: parsed command line.
@@ -525,10 +524,8 @@ def evaluate(
     saved.check()
     config = settle(arguments, saved.config)
     data, left_out = without_missing(config.data, config.eval)
-    name_of_settings = settings_name(arguments, dataclasses.replace(config, data=data))
-    out = arguments.out or default_folder(
-        arguments.run, saved.step, arguments.model, name_of_settings
-    )
+    folder_name = settings_name(arguments, config)
+    out = arguments.out or default_folder(arguments.run, saved.step, arguments.model, folder_name)
     date = saved.style.date if saved.style is not None else ""
     tokenizer_folder = config.model.tokenizer or config.model.path
     data = with_prompt_date(data, tokenizer_folder, recorded=date or recorded_prompt_date(out))
@@ -545,7 +542,7 @@ def evaluate(
         split=arguments.split,
         train=train,
         compare=arguments.compare,
-        settings_name=name_of_settings,
+        settings_name=folder_name,
         labels=arguments.label_difficulty,
         name=arguments.name,
         url=arguments.url,

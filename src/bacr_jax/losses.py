@@ -126,21 +126,29 @@ def policy_loss(
     *,
     clip_low: Scalar,
     clip_high: Scalar,
+    dual_clip: Scalar | None = None,
 ) -> Float[Array, "*batch"]:
     """Computes the clipped surrogate loss of each token (paper Eq. 15).
 
         L = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
+        with dual clip c, if A < 0:  min(L, -A c)
 
     Args:
       ratio: importance ratio rho (`token_ratio`, `sequence_ratio` or `gspo_ratio`).
       advantages: advantages A. Gradients through them are stopped.
       clip_low: clip range below 1.
       clip_high: clip range above 1. A value above `clip_low` is DAPO's clip-higher.
+      dual_clip: maximum ratio c of tokens with a negative advantage, above 1 (dual-clip PPO, arXiv
+        1912.09729). None for no maximum.
     """
     chex.assert_equal_shape([ratio, advantages])
     advantages = jax.lax.stop_gradient(advantages)
     clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    return jnp.maximum(-advantages * ratio, -advantages * clipped)
+    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
+    if dual_clip is None:
+        return loss
+    bounded = jnp.minimum(loss, -advantages * dual_clip)
+    return jnp.where(advantages < 0.0, bounded, loss)
 
 
 def is_clipped(
@@ -149,11 +157,15 @@ def is_clipped(
     *,
     clip_low: Scalar,
     clip_high: Scalar,
+    dual_clip: Scalar | None = None,
 ) -> Bool[Array, "*batch"]:
     """True for tokens whose gradient in `policy_loss` is zero because their ratio was clipped."""
     clipped_above = (advantages > 0.0) & (ratio > 1.0 + clip_high)
     clipped_below = (advantages < 0.0) & (ratio < 1.0 - clip_low)
-    return clipped_above | clipped_below
+    clipped = clipped_above | clipped_below
+    if dual_clip is None:
+        return clipped
+    return clipped | ((advantages < 0.0) & (ratio > dual_clip))
 
 
 def truncated_importance_weight(
@@ -184,6 +196,38 @@ def truncated_importance_weight(
     return jax.lax.stop_gradient(jnp.minimum(ratio, cap))
 
 
+def masked_sequence_weight(
+    logprobs: Float[Array, "B T"],
+    rollout_logprobs: Float[Array, "B T"],
+    mask: Shaped[Array, "B T"],
+    *,
+    cap: Scalar,
+) -> Float[Array, "B 1"]:
+    """Computes the importance weight of each sequence, or 0 if the weight exceeds a cap.
+
+        r = exp(sum_t log pi_learner(y_t) - log pi_sampler(y_t));  w = r if r <= cap, else 0
+
+    This is masked importance sampling at the level of sequences. It is the mode `sequence_mask` of
+    TRL's GRPOTrainer, which is its default with a cap of 3 (trl/trainer/grpo_trainer.py, commit
+    f2cd577). The loss of all tokens of a sequence is multiplied by w. Without the cap, the expected
+    loss is exactly the expected loss under the learner. A product over thousands of tokens is
+    rarely close to 1, so long sequences are masked more often.
+
+    Args:
+      logprobs: log-probabilities that the learner computes with the weights that sampled the
+        tokens.
+      rollout_logprobs: log-probabilities that the sampler computed.
+      mask: tokens to include.
+      cap: maximum weight.
+
+    Returns:
+      Weight w of each sequence, without a gradient.
+    """
+    frozen = jax.lax.stop_gradient(logprobs)
+    ratio = sequence_ratio(frozen, rollout_logprobs, mask)[:, :1]
+    return jnp.where(ratio <= cap, ratio, 0.0)
+
+
 def sequence_mask(
     logprobs: Float[Array, "B T"],
     rollout_logprobs: Float[Array, "B T"],
@@ -209,6 +253,37 @@ def sequence_mask(
     """
     gap = jnp.abs(jax.lax.stop_gradient(logprobs - rollout_logprobs))
     return masked_mean(gap, mask, axis=1, keepdims=True) <= bound
+
+
+def distilled_advantages(
+    advantages: Float[Array, "*batch"],
+    old_logprobs: Float[Array, "*batch"],
+    teacher_logprobs: Float[Array, "*batch"],
+    mask: Shaped[Array, "*batch"],
+    *,
+    weight: Scalar,
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Adds the advantage of on-policy distillation to the advantage of each sampled token.
+
+        A_t + weight (log pi_teacher(y_t) - log pi_old(y_t))
+
+    With A = 0, the expected gradient of the policy loss at pi = pi_old is weight times the gradient
+    of the reverse KL divergence KL(pi || pi_teacher) of each token's distribution, given the tokens
+    before it.
+
+    Args:
+      advantages: advantage A of each token.
+      old_logprobs: log-probabilities under the policy that sampled the tokens.
+      teacher_logprobs: log-probabilities under the teacher.
+      mask: tokens to include.
+      weight: weight of the teacher.
+
+    Returns:
+      The new advantages, and the estimate log pi_old - log pi_teacher of the divergence per token.
+      The estimate has no gradient and is 0 outside the mask.
+    """
+    reverse_kl = _log_ratio(jax.lax.stop_gradient(old_logprobs), teacher_logprobs, mask)
+    return advantages - weight * reverse_kl, reverse_kl
 
 
 # --- aggregation ----------------------------------------------------------------------------------

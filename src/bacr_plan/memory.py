@@ -56,12 +56,17 @@ def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
     adapters are stored only once, because the reference policy shares them.
     """
     parameters = parameter_bytes(work, layout)
-    has_reference = work.config.loss.kl_coef > 0
     moments = 2 * work.moment_bytes * costs.trained_parameters(work)
     frozen = work.frozen_bytes * work.model.num_parameters
+    reference = 0.0
+    if work.config.loss.kl_coef > 0:
+        reference += parameters
+    if work.config.distill.teacher is not None:
+        # A teacher is counted as a policy of the run's size. It shares no weights.
+        reference += parameters + frozen / layout.param_shards
     return {
         "parameters": parameters,
-        "reference": parameters if has_reference else 0.0,
+        "reference": reference,
         "optimizer": moments / layout.param_shards,
         "value_head": 3.0 * FP32 * costs.head_parameters(work),
         "frozen_base": frozen / layout.param_shards,

@@ -321,6 +321,9 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     bound_passes = 2 if config.optimizer.max_update_kl is not None else 0
     old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
     reference_passes = 1 if config.loss.kl_coef > 0 else 0
+    if config.distill.coef > 0:
+        # The teacher is counted as a policy of the run's size.
+        reference_passes += 1
 
     def is_fused(attention: str) -> bool:
         """True if an attention setting selects cuDNN on a GPU."""

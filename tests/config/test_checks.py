@@ -89,6 +89,23 @@ BAD_CONFIGS = [
         "loss.importance_cap=2: weighs tokens, but loss.ratio=sequence",
     ),
     (
+        {"budget": {"min": 300, "max": 1000, "stages": (1.0, 0.25)}},
+        "budget.stages=[1, 0.25]: 0.25 of budget.max=1000 is 250 tokens, below budget.min=300; "
+        "write fractions of at least 0.3",
+    ),
+    (
+        {"distill": {"teacher": "folder"}},
+        "distill.teacher=folder: is not read with distill.coef=0",
+    ),
+    (
+        {"loss": {"sequence_cap": 3.0, "importance_cap": 2.0}},
+        "loss.sequence_cap=3: weighs traces, but loss.importance_cap=2 weighs their tokens too",
+    ),
+    (
+        {"loss": {"sequence_cap": 3.0, "dual_clip": 10.0, "old_logprobs": "sampler"}},
+        "loss.sequence_cap=3: with loss.old_logprobs=sampler",
+    ),
+    (
         {"loss": {"old_logprobs": "sampler"}},
         "loss.old_logprobs=sampler: sampler and learner differ",
     ),
@@ -264,6 +281,7 @@ def test_the_defaults_pass():
         {"model": {"path": "qwen"}, "data": MATH, "mesh": {"tensor": 4}},
         {"model": {"preset": "qwen2.5-7b", "tokenizer": "qwen"}, "data": MATH},
         {"model": {"head_dim": 8, "hidden_size": 62}},
+        {"loss": {"old_logprobs": "sampler", "dual_clip": 10.0}},
     ],
 )
 def test_an_unusual_but_possible_config_passes(sections):

@@ -12,6 +12,27 @@ from bacr_jax import curriculum
 unchecked = inspect.unwrap
 
 
+class TestStages:
+    """The largest budget of a step."""
+
+    @pytest.mark.parametrize(
+        ("step", "limit"), [(0, 4000), (33, 4000), (34, 3000), (66, 3000), (67, 2000), (99, 2000)]
+    )
+    def test_hundred_steps_have_three_stages_of_a_third_each(self, step, limit):
+        stages = (1.0, 0.75, 0.5)
+        assert curriculum.stage_limit(stages, step=step, total_steps=100, b_max=4000) == limit
+
+    def test_fewer_steps_than_stages_skip_some(self):
+        limits = [
+            curriculum.stage_limit((1.0, 0.5, 0.25), step=step, total_steps=2, b_max=8)
+            for step in range(2)
+        ]
+        assert limits == [8, 4]
+
+    def test_a_stage_has_at_least_one_token(self):
+        assert curriculum.stage_limit((0.01,), step=0, total_steps=1, b_max=8) == 1
+
+
 class TestBudgets:
     GROUP = jnp.array([0, 1, 2, 1])
 

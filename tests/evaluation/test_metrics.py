@@ -17,6 +17,7 @@ from bacr_jax.evaluation.metrics import (
     completion,
     majority_at_k,
     pass_at_k,
+    thinking_by_verdict,
 )
 from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, graded
 from bacr_jax.types import NO_BUDGET
@@ -205,6 +206,23 @@ def test_completion_tells_a_cut_from_a_mistake():
         low, high = found[ends]
         assert 0 <= low < found[name] < high <= 1
     assert found["closed_ci95"] == pytest.approx(wilson_interval(3, 3))
+
+
+def test_thinking_is_split_by_the_verdict():
+    """Right answers thought 8, 4, 2 and 8 tokens, wrong ones 8 and 6."""
+    found = thinking_by_verdict(cells())
+    assert (found["thinking_if_right"], found["thinking_if_wrong"]) == (5.5, 7.0)
+    # Resamples of three problems have the right sums 8, 4 and 10 over 1, 1 and 2 answers.
+    drawn = np.array(list(itertools.product(range(3), repeat=3)))
+    means = np.array([8, 4, 10])[drawn].sum(1) / np.array([1, 1, 2])[drawn].sum(1)
+    expected = np.quantile(np.repeat(means, 1000), [0.025, 0.975])
+    assert found["thinking_right_ci95"] == pytest.approx(expected, abs=0.2)
+
+
+def test_a_verdict_without_answers_has_no_thinking():
+    found = thinking_by_verdict(cells(drawn=[[(8, GOLD), (4, GOLD)]]))
+    assert (found["thinking_if_right"], found["thinking_right_ci95"]) == (6.0, [6.0, 6.0])
+    assert found["thinking_if_wrong"] is None and found["thinking_wrong_ci95"] is None
 
 
 def test_no_share_of_nothing():

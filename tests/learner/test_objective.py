@@ -21,6 +21,7 @@ from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.types import NO_BUDGET
+from enumerable_world import ALLOWED, BUDGET, draws, list_traces, rollouts
 from learner_world import (
     CUTS,
     ROWS,
@@ -305,8 +306,13 @@ def written_out(new, old, ref, sampler, advantages, mask, loss):
                 rho = min(np.exp(new[row, t] - sampler[row, t]), loss.importance_cap)
             clipped = min(max(rho, 1 - loss.clip_low), 1 + loss.clip_high)
             token = max(-a * rho, -a * clipped)
+            if loss.dual_clip is not None and a < 0:
+                token = min(token, -a * loss.dual_clip)
             if loss.importance_cap is not None and loss.old_logprobs != "sampler":
                 token *= min(np.exp(old[row, t] - sampler[row, t]), loss.importance_cap)
+            if loss.sequence_cap is not None:
+                weight = np.exp((old - sampler)[row][mask[row]].sum())
+                token *= weight if weight <= loss.sequence_cap else 0.0
             token *= kept[row]
             d = new[row, t] - ref[row, t]
             kl = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) + d - 1}[loss.kl_kind]
@@ -315,7 +321,8 @@ def written_out(new, old, ref, sampler, advantages, mask, loss):
 
 
 @pytest.mark.parametrize(
-    ("kind", "old_logprobs"), [("k1", "scored"), ("k2", "scored"), ("k3", "sampler")]
+    ("kind", "old_logprobs"),
+    [("k1", "scored"), ("k2", "scored"), ("k3", "sampler"), ("k3", "scored")],
 )
 def test_the_objective_written_out(batch, kind, old_logprobs):
     loss = LossConfig(
@@ -344,8 +351,19 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
     tokens = lambda s: joined(s.thinking, s.answers)
     sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
     mask = joined(batch.thinking_mask, batch.answer_mask) > 0
+    if kind == "k1":
+        loss = dataclasses.replace(loss, dual_clip=1.2)
+        ratios = np.exp(tokens(scores) - tokens(old))
+        negative = np.repeat(batch.answer_advantages, batch.answer_logprobs.shape[2], 1) < 0
+        negative = np.concatenate([batch.thinking_advantages < 0, negative], 1)
+        assert ((ratios > 1.2) & negative & mask).any()
     if kind == "k2":
         loss = dataclasses.replace(loss, sequence_mask=0.23)
+    weighs_traces = kind == "k3" and old_logprobs == "scored"
+    if weighs_traces:
+        loss = dataclasses.replace(loss, importance_cap=None, sequence_cap=1.5)
+        weights = np.exp(np.where(mask, tokens(old) - sampler, 0.0).sum(1))
+        assert (weights > 1.5).any() and (weights <= 1.5).any()
     kept = agreeing(tokens(old), sampler, mask, loss.sequence_mask)
     assert kept.any() and kept.all() == (kind != "k2")
     spec = dataclasses.replace(SPEC, loss=loss, value=None)
@@ -366,6 +384,12 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
         assert float(metrics["policy/ratio"]) == pytest.approx(ratios.mean(), abs=1e-5)
         assert "mismatch/weight" not in metrics
         return
+    if weighs_traces:
+        weights = np.where(weights <= 1.5, weights, 0.0)[:, None] * mask
+        assert float(metrics["mismatch/weight"]) == pytest.approx(weights.sum() / mask.sum())
+        share = (mask & (weights == 0.0)).sum() / mask.sum()
+        assert float(metrics["mismatch/masked"]) == pytest.approx(share)
+        return
     weights = np.minimum(np.exp(tokens(old) - sampler), 1.1)[mask]
     assert float(metrics["mismatch/weight"]) == pytest.approx(weights.mean(), abs=1e-5)
     gap = np.abs(tokens(old) - sampler)[mask]
@@ -373,3 +397,119 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
     if kind == "k2":
         left_out = np.repeat(~kept, mask.sum(1)).mean()
         assert float(metrics["mismatch/masked"]) == pytest.approx(left_out, abs=1e-5)
+
+
+# --- expected gradients over all traces of a toy --------------------------------------------------
+
+PLAIN = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
+# One number per trace, of both signs.
+CREDIT = np.array([1.0, -2.0, 0.5, -1.0, 2.0, -0.5], np.float32)
+
+
+def nearby(seed, scale):
+    """A policy whose probabilities differ from PLAIN's by some percent."""
+    leaves, tree = jax.tree.flatten(PLAIN)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [x + scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return jax.tree.unflatten(tree, moved)
+
+
+def chances(logprobs, mask):
+    return np.exp(np.where(mask, logprobs, 0.0).sum(1))
+
+
+def expected_gradient(loss, old, sampler):
+    """The library's gradient of the loss over all traces that `sampler` draws, each by its chance.
+
+    A loss is proportional to its advantage, so that advantages carry the chances.
+    """
+    traces = list_traces((BUDGET,))
+    prompts, trunks, branches = rollouts(traces)
+    logprobs, _, mask = draws(sampler, traces, None)
+    chance = chances(logprobs, mask)
+    drawn = np.where(mask, logprobs, 0.0)
+    thought = np.array([len(trace.thought) for trace in traces])
+    thinking = np.where(np.arange(BUDGET) < thought[:, None], drawn[:, :BUDGET], 0.0)
+    answers = np.take_along_axis(drawn, thought[:, None], 1)[:, None]
+    weighted = CREDIT * chance * len(traces)
+    batch = make_batch(
+        prompts,
+        dataclasses.replace(trunks, logprobs=np.asarray(thinking, np.float32)),
+        dataclasses.replace(branches, logprobs=np.asarray(answers, np.float32)),
+        cuts=np.full((len(traces), 1), BUDGET),
+        thinking_advantages=np.repeat(weighted[:, None], BUDGET, 1),
+        answer_advantages=weighted[:, None],
+        returns=np.zeros((len(traces), 1), np.float32),
+    )
+    batch = jax.tree.map(jnp.asarray, batch)
+    spec = dataclasses.replace(SPEC, conditioning=None, loss=loss, value=None, b_max=BUDGET)
+    scores = score_batch(old, batch, ALLOWED, spec=spec)
+    normalizers = loss_normalizers(batch, spec=spec)
+
+    def total(params):
+        return objective(params, None, Minibatch(batch, scores), normalizers, ALLOWED, spec=spec)[0]
+
+    return jax.jit(jax.grad(total))(PLAIN)
+
+
+def defined_gradient(old, sampler, loss_of_tokens):
+    """Gradient of the sum over traces of chance times loss; only PLAIN's probabilities vary."""
+    traces = list_traces((BUDGET,))
+    before, _, mask = draws(old, traces, None)
+    seen, _, _ = draws(sampler, traces, None)
+    chance = chances(seen, mask)
+    # The policy before the update over the sampler, of a whole trace.
+    weights = chances(before, mask) / chance
+
+    def total(params):
+        logprobs, _, _ = draws(params, traces, None)
+        rho = jnp.exp(logprobs - before)
+        tokens = jnp.where(mask, loss_of_tokens(rho, CREDIT[:, None], weights[:, None]), 0.0)
+        return (chance * tokens.sum(1)).sum() / BUDGET
+
+    return (
+        jax.jit(jax.grad(total))(PLAIN),
+        np.asarray(jnp.exp(draws(PLAIN, traces, None)[0] - before)),
+        mask,
+    )
+
+
+@pytest.mark.slow
+def test_the_expected_gradient_with_dual_clip():
+    old = nearby(1, 0.03)
+    loss = LossConfig(entropy_coef=0.0, clip_low=0.05, clip_high=0.1, dual_clip=1.05)
+
+    def clipped(rho, a, weights):
+        plain = jnp.maximum(-a * rho, -a * jnp.clip(rho, 0.95, 1.1))
+        return jnp.where(a < 0, jnp.minimum(plain, -a * 1.05), plain)
+
+    want, ratios, mask = defined_gradient(old, old, clipped)
+    assert ((ratios > 1.05) & mask & (CREDIT[:, None] < 0)).any()
+    close(expected_gradient(loss, old, old), want, 2e-6)
+    unbounded = dataclasses.replace(loss, dual_clip=None)
+    gap = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), expected_gradient(unbounded, old, old), want
+    )
+    assert max(jax.tree.leaves(gap)) > 1e-5
+
+
+@pytest.mark.slow
+def test_the_expected_gradient_with_a_sequence_cap():
+    """Without masked traces, it is the gradient of traces that the policy itself drew."""
+    old, sampler = nearby(1, 0.02), nearby(2, 0.05)
+    loss = LossConfig(entropy_coef=0.0, sequence_cap=1.1)
+
+    def clipped(rho, a):
+        return jnp.maximum(-a * rho, -a * jnp.clip(rho, 0.8, 1.2))
+
+    def masked(rho, a, weights):
+        return jnp.where(weights <= 1.1, weights, 0.0) * clipped(rho, a)
+
+    want, _, _ = defined_gradient(old, sampler, masked)
+    found = expected_gradient(loss, old, sampler)
+    close(found, want, 2e-6)
+    whole = expected_gradient(dataclasses.replace(loss, sequence_cap=50.0), old, sampler)
+    unmasked, _, _ = defined_gradient(old, old, lambda rho, a, weights: clipped(rho, a))
+    close(whole, unmasked, 2e-6)
+    gap = jax.tree.map(lambda a, b: np.abs(a - b).max(), found, whole)
+    assert max(jax.tree.leaves(gap)) > 1e-4

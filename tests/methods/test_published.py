@@ -69,6 +69,16 @@ VARIANTS = {
         "advantage.score_weighted=true (published: false)",
         *CREDIT[3:],
     ],
+    "self_distill": [
+        "budget.prior=choices (published: curriculum)",
+        *SCHEDULE,
+        "cuts.count=1 (published: 4)",
+        "cuts.weights=last (published: uniform)",
+        "advantage.baseline=constant (published: value)",
+        *CREDIT[1:3],
+        "advantage.score_weighted=true (published: false)",
+        *CREDIT[3:],
+    ],
 }
 
 

@@ -23,6 +23,7 @@ from bacr_jax.training.stages import token_advantages
 from enumerable_world import (
     ALLOWED,
     BUDGET,
+    OUTCOMES,
     PROMPT,
     WORLD,
     B,
@@ -157,6 +158,15 @@ def shorter_better_reward(outcome, length):
     return 2 * outcome - 3 * np.abs(length - optimal)
 
 
+def gated_bonus_reward(outcome, length):
+    """The best outcome above 0 is correct, and earns more below the mean length of the correct."""
+    best = outcome.max(1, keepdims=True)
+    right = (outcome == best) & (best > 0)
+    mean = (right * length).sum(1, keepdims=True) / np.maximum(right.sum(1, keepdims=True), 1)
+    short = np.clip(1 - length / np.maximum(mean, 1), 0, 1)
+    return outcome * (1 + right * short)
+
+
 def hapo_reward(outcome, length):
     """The shortest right answer so far had 2 tokens; a partial outcome of half or less is wrong."""
     f = np.cos(np.minimum(length / 2, 2) * np.pi / 2)
@@ -184,6 +194,12 @@ ONE_ADVANTAGE = {
     "elastic": (lambda r, length: grpo(r), "token_mean"),
     "laser": (lambda r, length: grpo(laser_reward(r, length)), "token_mean"),
     "shorter_better": (lambda r, length: grpo(shorter_better_reward(r, length)), "token_mean"),
+    "gated_bonus": (
+        lambda r, length: (
+            gated_bonus_reward(r, length) - gated_bonus_reward(r, length).mean(1, keepdims=True)
+        ),
+        "token_mean",
+    ),
     # Both of a pair are kept, and their deviation is that of two numbers.
     "gfpo": (lambda r, length: grpo(r) * 2**0.5, "token_mean"),
 }
@@ -218,6 +234,52 @@ def test_methods_with_one_advantage_a_trace(tmp_path, name):
 
     state = hapo.no_history(64).at[0].set(2) if name == "hapo" else None
     found, _ = library(config, traces, PLAIN, state, {})
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+@pytest.mark.slow
+def test_thinkprune(tmp_path):
+    """What is truncated earns nothing, and its answer has no advantage."""
+    config = load(tmp_path, "thinkprune", *SETTINGS, "budget.stages=[]", "loss.entropy_coef=0")
+    traces = list_traces((BUDGET,))
+    closed = np.asarray(of_pairs(np.array([trace.thought[-1] == B for trace in traces])))
+    a = grpo(np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces]))) * closed)
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        last = mask & ~jnp.pad(mask[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        by_token = jnp.where(last & ~closed[..., None], 0.0, a[..., None])
+        tokens = jnp.where(mask, -by_token * ratio(of_pairs(logprobs)), 0)
+        return TOKEN_LOSSES["token_mean"](tokens, mask)
+
+    found, _ = library(config, traces, PLAIN, None, {})
+    agree(found, definition(PLAIN, traces, None, loss))
+
+
+@pytest.mark.slow
+def test_the_gated_penalty(tmp_path, monkeypatch):
+    """Thinking of 0 and 1 tokens can be right without truncation, with lengths 1 and 2.
+
+    The quarter of a pair of both is 1.25; 1.1 x 1.25 and 2 / 32 tokens more are free.
+    """
+    monkeypatch.setitem(OUTCOMES[0], B, 1.0)
+    config = load(tmp_path, "gated_penalty", *SETTINGS)
+    traces = list_traces((BUDGET,))
+    closed = np.asarray(of_pairs(np.array([trace.thought[-1] == B for trace in traces])))
+    outcome = np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces])))
+    length = np.asarray(of_pairs(np.array([trace.length + 1 for trace in traces])))
+    succeeded = (outcome == 1.0) & closed
+    differ = succeeded.all(1) & (length[:, 0] != length[:, 1])
+    assert differ.any()
+    penalty = 0.1 * (2 - 1.1 * 1.25 - 2 / 32) / 1.25
+    a = grpo(outcome - penalty * (differ[:, None] & (length == 2)))[..., None]
+
+    def loss(params, logprobs, entropies, mask):
+        mask = of_pairs(mask)
+        tokens = jnp.where(mask, -a * ratio(of_pairs(logprobs)), 0)
+        return TOKEN_LOSSES["seq_mean_token_mean"](tokens, mask)
+
+    found, _ = library(config, traces, PLAIN, None, {})
     agree(found, definition(PLAIN, traces, None, loss))
 
 

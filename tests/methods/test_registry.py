@@ -39,6 +39,19 @@ def test_loss_settings_that_a_method_is_not_are_refused(tmp_path, preset, overri
         load(tmp_path, preset, override)
 
 
+@pytest.mark.parametrize(
+    ("preset", "keys", "says"),
+    [
+        ("grpo", (), "the policy gets its budget by none"),
+        ("bacr-robust", ("conditioning.budget_input=both",), "the policy gets its budget by both"),
+    ],
+)
+def test_a_policy_without_a_budget_embedding_can_not_teach_itself(tmp_path, preset, keys, says):
+    with pytest.raises(UserError, match=f"distill.coef=1: .*{says}"):
+        load(tmp_path, preset, "distill.coef=1", *keys)
+    load(tmp_path, preset, "distill.coef=1", "distill.teacher=folder", *keys)
+
+
 @pytest.mark.parametrize("name", ["cot", "self_consistency"])
 def test_methods_that_train_nothing_are_refused_with_what_to_do(name, capsys):
     from bacr_jax.train import main

@@ -26,6 +26,15 @@ def test_a_reference_policy_is_four_bytes_more():
     assert memory.state_bytes(plain, mesh()) == 16 * POLICY / 8
 
 
+def test_a_teacher_is_one_more_policy_unless_it_is_the_policy_itself():
+    plain = workload(value_hidden=0)
+    folder = workload("distill.coef=1", "distill.teacher=folder", value_hidden=0)
+    assert memory.state_bytes(folder, mesh()) == 16 * POLICY / 8
+    itself = workload("distill.coef=1", value_hidden=0)
+    assert memory.state_bytes(itself, mesh()) == 12 * POLICY / 8
+    assert folder.scored == itself.scored == plain.scored + 1
+
+
 def test_a_bounded_update_keeps_the_parameters_from_before_it_and_scores_twice_more():
     plain, bounded = workload(), workload("optimizer.max_update_kl=0.01")
     assert bounded.scored == plain.scored + 2

@@ -2,8 +2,20 @@
 
 from bacr_grading import ExactGrader
 from bacr_jax.evaluation.summary import summarise
-from bacr_jax.report.evaluation import tables
+from bacr_jax.report.evaluation import tables, thinking_by_verdict
+from bacr_jax.report.table import NONE
 from evaluation_world import near_problems, near_results
+from report_world import entry
+
+
+def test_a_table_splits_thinking_by_the_verdict():
+    """Results of earlier versions have a dash."""
+    summary = {"greedy": {"8": entry(0.5, 8), "16": entry(0.5, 16)}}
+    for name in ("thinking_if_right", "thinking_right_ci95", "thinking_if_wrong"):
+        del summary["greedy"]["16"][name]
+    table = thinking_by_verdict("ours", summary)
+    assert table.header == ["decoding", "budget", "accuracy", "right", "wrong"]
+    assert [row[3:] for row in table.rows] == [["4.0 [3.2, 4.8]", NONE], [NONE, NONE]]
 
 
 def test_tables_give_both_figures_and_the_count():

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+import hf_world
 from bacr_jax.config import (
     BudgetConfig,
     Config,
+    DistillConfig,
     EvalConfig,
     MeshConfig,
     ModelConfig,
@@ -70,6 +72,22 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
     check_model(config, shape, shape.max_positions - 1024)
     with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; write at mo"):
         check_model(config, shape, shape.max_positions - 1023)
+
+
+def test_a_teacher_has_the_policys_vocabulary(tmp_path):
+    folder = tmp_path / "teacher"
+    hf_world.make_folder(folder)
+    vocabulary = hf_world.TINY.vocab_size
+    config = Config(distill=DistillConfig(coef=1.0, teacher=str(folder)))
+    check_model(config, model_shape(config, vocabulary), 8)
+    says = f"distill.teacher=.*: has {vocabulary} embedding rows, but the policy has 29; write"
+    with pytest.raises(UserError, match=says):
+        check_model(config, model_shape(config, 29), 8)
+    gone = dataclasses.replace(
+        config, distill=DistillConfig(coef=1.0, teacher=str(tmp_path / "no"))
+    )
+    with pytest.raises(UserError, match="distill.teacher"):
+        check_model(gone, model_shape(gone, vocabulary), 8)
 
 
 def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can():

@@ -58,6 +58,10 @@ def entry(accuracy, budget):
         "closed_ci95": [0.9, 1.0],
         "accuracy_if_complete": accuracy,
         "if_complete_ci95": [accuracy - 0.05, accuracy + 0.05],
+        "thinking_if_right": 0.5 * budget,
+        "thinking_right_ci95": [0.4 * budget, 0.6 * budget],
+        "thinking_if_wrong": None,
+        "thinking_wrong_ci95": None,
         "accuracy_if_cut": None,
         "if_cut_ci95": None,
         "adherence": {

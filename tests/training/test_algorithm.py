@@ -176,6 +176,44 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
 
 
 @pytest.mark.slow
+def test_stages_lower_the_largest_budget_as_training_goes_on(tmp_path, tokenizer):
+    """Four steps have three stages: 12 tokens twice, then 9, then 6."""
+    config = load(tmp_path, "thinkprune", "train.steps=4")
+    _, history = train(config, tokenizer, steps=4)
+    assert [metrics["budget/mean"] for metrics, _, _ in history] == [12.0, 12.0, 9.0, 6.0]
+    longest = [metrics["rollout/thinking_max"] for metrics, _, _ in history]
+    assert longest[2] <= 9.0 and longest[3] <= 6.0
+
+
+@pytest.mark.slow
+def test_the_policy_teaches_itself_under_smaller_budgets_alone(tmp_path, tokenizer):
+    """With the largest budget it is its own teacher, and nothing is added to the advantages."""
+    config = load(tmp_path, "self_distill", "budget.choices=[4,12]")
+    _, history = train(config, tokenizer)
+    # A new budget embedding is zero, so that the first step has no teacher.
+    first, second = (metrics["distill/reverse_kl"] for metrics, _, _ in history)
+    assert first == pytest.approx(0.0, abs=1e-6) and abs(second) > 1e-6
+    largest = {}
+    for preset in ("self_distill", "bacr-robust"):
+        config = load(tmp_path, preset, "budget.choices=[12]")
+        _, largest[preset] = train(config, tokenizer)
+    for (taught, _, _), (plain, _, _) in zip(*largest.values()):
+        assert taught["distill/reverse_kl"] == pytest.approx(0.0, abs=1e-6)
+        assert taught["loss/total"] == pytest.approx(plain["loss/total"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_two_steps_with_dual_clip_and_a_sequence_cap(tmp_path, tokenizer):
+    """The sampler and the learner are the same policy here, so that no trace is left out."""
+    keys = ("loss.importance_cap=null", "loss.dual_clip=10", "loss.sequence_cap=3")
+    config = load(tmp_path, "bacr-robust", "train.minibatches=2", *keys)
+    _, history = train(config, tokenizer)
+    for metrics, _, _ in history:
+        assert metrics["mismatch/weight"] == pytest.approx(1.0, abs=1e-3)
+        assert metrics["mismatch/masked"] == 0.0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
     """Six steps by the command, from the quickstart's warm-up cut short."""

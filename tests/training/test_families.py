@@ -184,8 +184,23 @@ def qwen2(tmp_path_factory):
 # Those that sample, tell budgets or answer in ways of their own; training/test_algorithm.py has all
 # presets train the quickstart.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["anytime", "bacr-full", "effort", "l1_exact", "s_grpo"])
-def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("anytime", ()),
+        ("bacr-full", ()),
+        ("effort", ()),
+        ("gated_bonus", ()),
+        ("gated_penalty", ()),
+        ("grpo", ("train.minibatches=2", "loss.dual_clip=10", "loss.sequence_cap=3")),
+        ("grpo", ("distill.coef=1", "distill.teacher=BASE")),
+        ("l1_exact", ()),
+        ("s_grpo", ()),
+        ("self_distill", ()),
+        ("thinkprune", ()),
+    ],
+)
+def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name, keys):
     settings = {
         "model.path": qwen2 / "base",
         "data.train": f"jsonl:{qwen2 / 'sums.jsonl'}",
@@ -202,10 +217,14 @@ def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
     if name == "s_grpo":
         settings["budget.min"] = 8  # eight exits
     written = [f"{key}={value}" for key, value in settings.items()]
+    keys = [key.replace("BASE", str(qwen2 / "base")) for key in keys]
     preset = str(PRESETS / f"{name}.yaml")
-    assert train.main(["--config", str(SMALL), "--config", preset, *written]) == 0
+    assert train.main(["--config", str(SMALL), "--config", preset, *written, *keys]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert [step["step"] for step in steps] == [1, 2]
     assert all(math.isfinite(value) for step in steps for value in step.values())
     assert all(abs(step["mismatch/k1"]) < 1e-3 for step in steps)
+    if "distill.coef=1" in keys:
+        # The teacher is the policy before training.
+        assert abs(steps[0]["distill/reverse_kl"]) < 1e-5

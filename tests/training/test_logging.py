@@ -1,5 +1,7 @@
 """What an iteration reports."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from bacr_jax.training.logging import (
     grader_metrics,
     host_metrics,
     schedule_metrics,
+    thinking_by_verdict,
 )
-from methods_world import load
+from methods_world import group_batch, load
 
 
 def test_budgets_are_described_by_the_group_that_was_asked():
@@ -23,6 +26,27 @@ def test_budgets_are_described_by_the_group_that_was_asked():
     assert metrics["budget/median_2"] == pytest.approx(25)
     assert metrics["budget/p90_2"] == pytest.approx(37)
     assert metrics["budget/median_0"] == 5 and "budget/median_1" not in metrics
+
+
+def test_thinking_is_split_by_the_verdict_on_the_last_answer(tmp_path):
+    """Right: 4 and 8 tokens. Wrong: 6 and 2. Half right: 10 tokens, which count half for each."""
+    config = load(tmp_path, "grpo", "rollout.questions=1", "rollout.group_size=5")
+    outcomes = np.array([[[1.0], [0.0], [1.0], [0.0], [0.5]]])
+    batch = dataclasses.replace(
+        group_batch(config, outcomes=outcomes), thinking=jnp.array([[4, 6, 8, 2, 10]])
+    )
+    assert thinking_by_verdict(batch) == pytest.approx(
+        {"rollout/thinking_right": 17 / 2.5, "rollout/thinking_wrong": 13 / 2.5}
+    )
+
+
+@pytest.mark.parametrize(("outcome", "name"), [(1.0, "right"), (0.0, "wrong")])
+def test_a_verdict_without_traces_has_no_thinking(tmp_path, outcome, name):
+    config = load(tmp_path, "grpo", "rollout.questions=1", "rollout.group_size=2")
+    batch = dataclasses.replace(
+        group_batch(config, outcomes=np.full((1, 2, 1), outcome)), thinking=jnp.array([[4, 6]])
+    )
+    assert thinking_by_verdict(batch) == {f"rollout/thinking_{name}": 5.0}
 
 
 def test_what_befalls_a_process_is_kept_apart_from_what_the_grader_decides():

@@ -12,6 +12,7 @@ from bacr_jax.config.method_settings import (
     CurriculumConfig as CurriculumConfig,
     CutsConfig as CutsConfig,
     DapoConfig as DapoConfig,
+    DistillConfig as DistillConfig,
     ElasticConfig as ElasticConfig,
     HapoConfig as HapoConfig,
     L1Config as L1Config,

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Iterator
 
+from bacr_jax.config.method_settings import BudgetConfig
 from bacr_jax.config.resolve import drawn, level_problems, own_tokens
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
@@ -43,6 +44,7 @@ def budget_problems(config: Config) -> Iterator[str]:
             "budget.shuffle_input=true: the policy has no budget as input; write "
             "conditioning.budget_input=embedding, or budget.shuffle_input=false"
         )
+    yield from _stages(budget)
     if budget.grace and own_tokens(config.data):
         yield (
             f"budget.grace={budget.grace}: tokens of {own_tokens(config.data)} have no line break "
@@ -87,6 +89,19 @@ def budget_problems(config: Config) -> Iterator[str]:
             f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; write "
             "one number, or one per group"
         )
+
+
+def _stages(budget: BudgetConfig) -> Iterator[str]:
+    """Yields an error message if a stage of `budget.stages` has only budgets below `budget.min`."""
+    for fraction in budget.stages:
+        limit = round(fraction * budget.max)
+        if limit < budget.min:
+            yield (
+                f"budget.stages={written(budget.stages)}: {written(fraction)} of budget.max="
+                f"{budget.max} is {limit} tokens, below budget.min={budget.min}; write fractions "
+                f"of at least {math.ceil(1e3 * budget.min / budget.max) / 1e3:g}"
+            )
+            return
 
 
 def _choices(config: Config) -> Iterator[str]:

@@ -14,7 +14,7 @@ from bacr_client.server import is_address
 from bacr_grading.verifier_spec import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems
 from bacr_jax.config.fields import inside, range_text, walk
-from bacr_jax.config.method_settings import ConditioningConfig
+from bacr_jax.config.method_settings import ConditioningConfig, LossConfig
 from bacr_jax.config.resolve import (
     CORRECT,
     adapter_problems,
@@ -431,7 +431,8 @@ def _ahead(config: Config) -> Iterator[str]:
             "rollout.async_steps=1: the learner and this package's decoder take turns on the same "
             "devices; write rollout.engine=vllm, or 0"
         )
-    if loss.importance_cap is None and loss.sequence_mask is None:
+    corrections = (loss.importance_cap, loss.sequence_cap, loss.sequence_mask)
+    if all(value is None for value in corrections):
         yield (
             "rollout.async_steps=1: the previous policy samples the traces, and nothing corrects "
             "for "
@@ -448,10 +449,17 @@ def _loss(config: Config) -> Iterator[str]:
             f"value.inner_steps={value.inner_steps}: are steps of only the head, but "
             "optimizer.single_rate=true has one joint step for all parameters; write 0"
         )
-    if loss.old_logprobs == "sampler" and loss.importance_cap is None:
+    ratio_is_bounded = loss.importance_cap is not None or loss.dual_clip is not None
+    if loss.old_logprobs == "sampler" and not ratio_is_bounded:
         yield (
             "loss.old_logprobs=sampler: sampler and learner differ, and nothing bounds the ratio "
             "of a token with a negative advantage; write loss.importance_cap=2, or learner"
+        )
+    yield from _sequence_cap(loss)
+    if config.distill.teacher is not None and config.distill.coef == 0.0:
+        yield (
+            f"distill.teacher={shown(config.distill.teacher, quote=False)}: is not read with "
+            "distill.coef=0; write distill.coef=1, or distill.teacher=null"
         )
     if loss.ratio != "sequence":
         return
@@ -470,6 +478,23 @@ def _loss(config: Config) -> Iterator[str]:
 
 def _selection(config: Config) -> Iterator[str]:
     yield from selection_problems(config.eval, config.data)
+
+
+def _sequence_cap(loss: LossConfig) -> Iterator[str]:
+    """Yields an error message for each setting that conflicts with `loss.sequence_cap`."""
+    if loss.sequence_cap is None:
+        return
+    key = f"loss.sequence_cap={written(loss.sequence_cap)}"
+    if loss.importance_cap is not None:
+        yield (
+            f"{key}: weighs traces, but loss.importance_cap={written(loss.importance_cap)} weighs "
+            "their tokens too, so that a token would be weighted twice; write null for one of them"
+        )
+    if loss.old_logprobs == "sampler":
+        yield (
+            f"{key}: with loss.old_logprobs=sampler the ratio of each token already contains the "
+            "sampler's probability; write loss.old_logprobs=scored, or loss.sequence_cap=null"
+        )
 
 
 def dense_problems(config: Config, key: str = "eval.cut_every=") -> Iterator[str]:

@@ -76,6 +76,12 @@ class BudgetConfig:
         "between min and max",
         "[1, inf)",
     )
+    stages: tuple[float, ...] = key(
+        (),
+        "largest budget of each of equally long stages of training, as fractions of max, such as "
+        "[1, 0.75, 0.5] (ThinkPrune); larger sampled budgets are lowered to it; empty: one stage",
+        "(0, 1]",
+    )
     levels: Mapping[str, int] = key(
         FrozenMap(),
         "named budgets for evaluate and generate, such as {low: 512, high: 4096}",
@@ -375,20 +381,23 @@ class L1Config:
 
 @dataclass(frozen=True)
 class LengthConfig:
-    """Settings of three methods that reward short responses.
+    """Settings of the methods that reward short responses.
 
-    The methods are Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370) and GFPO (arXiv
-    2508.09726).
+    The methods are Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370), GFPO (arXiv
+    2508.09726), and the length rewards of two training libraries (gated_bonus: prime-rl;
+    gated_penalty: miles).
     """
 
-    kind: Literal["laser", "shorter_better", "gfpo"] = key(
+    kind: Literal["laser", "shorter_better", "gfpo", "gated_bonus", "gated_penalty"] = key(
         "laser", "method that rewards short responses"
     )
     target: float = key(0.25, "kind laser: target length, as a fraction of budget.max", "(0, 1]")
     weight: float = key(
         0.5,
         "kind laser: bonus of a correct response within the target length; shorter_better: "
-        "penalty if the length differs from the shortest correct response by budget.max tokens",
+        "penalty if the length differs from the shortest correct response by budget.max tokens; "
+        "gated_bonus: bonus of a correct response of length 0; gated_penalty: penalty of a "
+        "correct response that exceeds the allowed length by the reference length",
         "[0, inf)",
     )
     keep_fraction: float = key(
@@ -396,6 +405,20 @@ class LengthConfig:
         "kind gfpo: fraction of each group, its shortest traces, that is used for training; at "
         "least two traces",
         "(0, 1]",
+    )
+    # Below 1, because a larger penalty would rank a correct response below wrong responses.
+    cap: float = key(0.2, "kind gated_penalty: maximum penalty", "[0, 1)")
+    quantile: float = key(
+        0.25,
+        "kind gated_penalty: quantile of the lengths of a group's correct responses that is the "
+        "reference length",
+        "[0, 1]",
+    )
+    relative_slack: float = key(
+        0.1, "kind gated_penalty: tolerance, as a fraction of the reference length", "[0, inf)"
+    )
+    absolute_slack: float = key(
+        0.03125, "kind gated_penalty: additional tolerance, as a fraction of budget.max", "[0, inf)"
     )
 
 
@@ -411,12 +434,38 @@ class ElasticConfig:
 
 
 @dataclass(frozen=True)
+class DistillConfig:
+    """Settings of on-policy distillation, which every method can add to its advantages.
+
+    The teacher scores the policy's own traces. Each sampled token gets the additional advantage
+    coef (log pi_teacher - log pi_old).
+    """
+
+    coef: float = key(
+        0.0,
+        "weight of the teacher's log-probabilities in the advantages; 0: no teacher",
+        "[0, inf)",
+    )
+    teacher: str | None = key(
+        None,
+        "Hugging Face folder of the teacher, with the policy's vocabulary; null: the policy "
+        "itself, with budget.max as its budget embedding",
+    )
+
+
+@dataclass(frozen=True)
 class LossConfig:
     """Settings of the policy loss, the value loss and the entropy bonus (paper Eq. 15-16)."""
 
     # Between 0 and 1, because a lower limit 1 - clip_low of 0 or less would never clip a ratio.
     clip_low: float = key(0.2, "clipping range epsilon_c for ratios below 1", "(0, 1)")
     clip_high: float = key(0.2, "clipping range epsilon_c for ratios above 1", "(0, inf)")
+    # Above 1, because a lower limit would remove the gradient at a ratio of 1.
+    dual_clip: float | None = key(
+        None,
+        "maximum ratio of tokens with a negative advantage (dual-clip PPO); null: off",
+        "(1, inf)",
+    )
     ratio: Literal["token", "sequence", "gspo"] = key(
         "token",
         "importance ratio: token: of each token; sequence: of the whole trace (paper); gspo: of "
@@ -444,6 +493,14 @@ class LossConfig:
     importance_cap: float | None = key(
         None,
         "maximum importance weight p(learner)/p(sampler) of a token (truncated importance "
+        "sampling); null: off",
+        "[1, inf)",
+    )
+    # At least 1, because traces on which the sampler and the learner agree have weight 1.
+    sequence_cap: float | None = key(
+        None,
+        "weight the tokens of a trace by p(learner)/p(sampler) of the whole trace, and exclude the "
+        "trace from the policy loss if this ratio is above this value (masked importance "
         "sampling); null: off",
         "[1, inf)",
     )

@@ -19,6 +19,7 @@ from bacr_jax.config.method_settings import (
     CurriculumConfig,
     CutsConfig,
     DapoConfig,
+    DistillConfig,
     ElasticConfig,
     HapoConfig,
     L1Config,
@@ -549,8 +550,8 @@ class Config:
     method: str = key(
         "bacr",
         "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, s_grpo, l1, dler, elastic, "
-        "effort, length, or the path of a custom method: a Python file or module that defines "
-        "make(config)",
+        "effort, length, thinkprune, or the path of a custom method: a Python file or module that "
+        "defines make(config)",
     )
     grader: str | None = key(
         None,
@@ -584,6 +585,7 @@ class Config:
     l1: L1Config = section(L1Config, "method l1")
     length: LengthConfig = section(LengthConfig, "method length")
     elastic: ElasticConfig = section(ElasticConfig, "method elastic")
+    distill: DistillConfig = section(DistillConfig, "on-policy distillation, with any method")
     loss: LossConfig = section(LossConfig, "policy and value loss (Eq. 15-16)")
     rollout: RolloutConfig = section(RolloutConfig, "sampling during training")
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and the learning rate schedule")

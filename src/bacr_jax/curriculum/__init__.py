@@ -20,6 +20,7 @@ from bacr_jax.curriculum.budgets import (
     choice_budgets as choice_budgets,
     fixed_budgets as fixed_budgets,
     sample_budgets as sample_budgets,
+    stage_limit as stage_limit,
     uniform_budgets as uniform_budgets,
 )
 from bacr_jax.curriculum.questions import (

@@ -1,5 +1,6 @@
 """Samples thinking budgets of the G rollouts of each question (paper Eq. 4 and other priors)."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import chex
@@ -141,6 +142,25 @@ def choice_budgets(
     num_choices = choices.shape[0]
     index = jnp.floor(_uniforms(key, shape, assign) * num_choices).astype(jnp.int32)
     return choices[jnp.minimum(index, num_choices - 1)].astype(jnp.int32)
+
+
+def stage_limit(fractions: Sequence[float], *, step: int, total_steps: int, b_max: int) -> int:
+    """Returns the largest budget of a training step, if training consists of equally long stages.
+
+        limit = round(f_s b_max), at least 1,  s = floor(n step / total_steps)
+
+    ThinkPrune (arXiv 2504.01296) trains in rounds whose token limit falls, from 4,000 to 3,000
+    tokens and on.
+
+    Args:
+      fractions: largest budget f of each of the n stages, as a fraction of `b_max`.
+      step: number of steps before this step.
+      total_steps: number of steps of the whole run.
+      b_max: largest budget of the run, in tokens.
+    """
+    num_stages = len(fractions)
+    stage = min(num_stages * step // total_steps, num_stages - 1)
+    return max(round(fractions[stage] * b_max), 1)
 
 
 @static_arguments("shape")

@@ -176,6 +176,23 @@ def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
     return max(float(low), 0.0), min(float(high), 1.0)
 
 
+def weighted_mean_interval(sums: Scores, weights: Scores) -> tuple[float, float]:
+    """Returns the 95 % bootstrap interval of a weighted mean, sum(sums) / sum(weights).
+
+    Resamples with a total weight of 0 are excluded.
+
+    Args:
+      sums: weighted sum of each problem's samples, with shape [n].
+      weights: total weight of each problem's samples, with shape [n]. It must be positive for at
+        least one problem.
+    """
+    scores = np.column_stack([sums, weights])
+    sum_means, weight_means = resampled_means(scores).T
+    positive = weight_means > 0
+    low, high = np.quantile(sum_means[positive] / weight_means[positive], _ENDS)
+    return float(low), float(high)
+
+
 def difference_intervals(one: Scores, other: Scores) -> Ends:
     """Returns the 95 % interval of mean(one) - mean(other) on the same problems, by column.
 

@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, ratio_interval
+from bacr_jax.evaluation.intervals import (
+    bootstrap_intervals,
+    rate_intervals,
+    ratio_interval,
+    weighted_mean_interval,
+)
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET, Poll
 
@@ -308,6 +313,26 @@ def completion(graded: Graded) -> dict[str, Any]:
         **_accuracy_if("complete", graded.correct, complete),
         **_accuracy_if("cut", graded.correct, graded.forced),
     }
+
+
+def thinking_by_verdict(graded: Graded) -> dict[str, Any]:
+    """Returns the mean thinking tokens of right and of wrong answers, with their 95 % intervals.
+
+    Both are None if there is no such answer. An answer with a score between 0 and 1 counts as right
+    with the score as its weight, and as wrong with the rest.
+    """
+    right = graded.correct.astype(np.float64)
+    entries: dict[str, Any] = {}
+    for name, weights in (("right", right), ("wrong", 1.0 - right)):
+        mean = None
+        ends = None
+        if weights.any():
+            sums = (weights * graded.thinking).sum(1)
+            totals = weights.sum(1)
+            mean = number(sums.sum() / totals.sum())
+            ends = interval(weighted_mean_interval(sums, totals))
+        entries |= {f"thinking_if_{name}": mean, f"thinking_{name}_ci95": ends}
+    return entries
 
 
 def adherence(graded: Graded) -> dict[str, Any]:

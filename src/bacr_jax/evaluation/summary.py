@@ -18,6 +18,7 @@ from bacr_jax.evaluation.metrics import (
     completion,
     majority_at_k,
     pass_at_k,
+    thinking_by_verdict,
 )
 from bacr_jax.evaluation.samples import (
     GREEDY,
@@ -167,6 +168,7 @@ def entry_of(
         **_unbounded_numbers(graded),
         "no_answer_share": number(np.mean([answer is None for answer in answers])),
         **completion(graded),
+        **thinking_by_verdict(graded),
         "adherence": adherence(graded),
         "grader_timeouts": int(graded.timed_out.sum()),
         "pass_at": {str(k): rate(2 + i) for i, k in enumerate(ks)},

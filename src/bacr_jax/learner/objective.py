@@ -7,6 +7,7 @@ differentiates `objective`. This module does not contain an optimizer.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +52,13 @@ class Minibatch:
         importance ratio is exactly 1, and if the sampler's log-probabilities are used
         (loss.old_logprobs).
       reference: scores under the reference policy, for a KL penalty. None without a KL penalty.
+      teacher: scores under the teacher. None without distillation.
     """
 
     batch: Batch
     old: TokenScores | None = None
     reference: TokenScores | None = None
+    teacher: TokenScores | None = None
 
 
 @pytree
@@ -344,6 +347,40 @@ def _cap_ratio(
     return capped, is_capped
 
 
+def _mismatch_correction(
+    logp_before: Float[Array, "B T"],
+    sampler: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    settings: LossConfig,
+) -> tuple[Array | None, Bool[Array, "B 1"] | None]:
+    """Corrects the policy loss for the mismatch between the sampler and the learner.
+
+    Args:
+      logp_before: log-probabilities that the learner computes.
+      sampler: log-probabilities that the sampler computed.
+      mask: sampled tokens.
+      settings: settings of the loss.
+
+    Returns:
+      The weight of each token [B, T] or trace [B, 1], or None if no token is weighted. True for
+      traces that are included in the loss, or None if all traces are included.
+    """
+    weight = None
+    included = None
+    if settings.importance_cap is not None and settings.old_logprobs != "sampler":
+        cap = settings.importance_cap
+        weight = losses.truncated_importance_weight(logp_before, sampler, mask, cap=cap)
+    if settings.sequence_cap is not None:
+        cap = settings.sequence_cap
+        weight = losses.masked_sequence_weight(logp_before, sampler, mask, cap=cap)
+        included = weight > 0.0
+    if settings.sequence_mask is not None:
+        bound = settings.sequence_mask
+        in_bound = losses.sequence_mask(logp_before, sampler, mask, bound=bound)
+        included = in_bound if included is None else included & in_bound
+    return weight, included
+
+
 def policy_terms(
     scores: TokenScores,
     before: TokenScores,
@@ -351,6 +388,7 @@ def policy_terms(
     normalizers: LossNormalizers,
     *,
     spec: LearnerSpec,
+    teacher: TokenScores | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the clipped policy loss (paper Eq. 15) and its metrics.
 
@@ -366,6 +404,7 @@ def policy_terms(
       before: scores under the policy that sampled the batch, computed by the learner or the
         sampler.
       normalizers: denominators of the losses, computed on the full batch.
+      teacher: scores under the teacher. None without distillation.
     """
     settings = spec.loss
     uses_sampler = settings.old_logprobs == "sampler"
@@ -378,23 +417,33 @@ def policy_terms(
     ratio, is_capped = _cap_ratio(ratio, settings)
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = joined(batch.thinking_advantages, answers)
-    clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+    metrics = {}
+    if teacher is not None:
+        advantages, reverse_kl = losses.distilled_advantages(
+            advantages,
+            joined(before.thinking, before.answers),
+            joined(teacher.thinking, teacher.answers),
+            mask,
+            weight=spec.distill,
+        )
+        metrics["distill/reverse_kl"] = token_mean(reverse_kl)
+    clip: dict[str, Any] = {
+        "clip_low": settings.clip_low,
+        "clip_high": settings.clip_high,
+        "dual_clip": settings.dual_clip,
+    }
     surrogate = losses.policy_loss(ratio, advantages, **clip)
     sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
     logp_before = joined(before.thinking, before.answers)
-    metrics = {}
     if uses_sampler:
         logp_before = jax.lax.stop_gradient(joined(scores.thinking, scores.answers))
-    elif settings.importance_cap is not None:
-        weight = losses.truncated_importance_weight(
-            logp_before, sampler, mask, cap=settings.importance_cap
-        )
+    weight, included = _mismatch_correction(logp_before, sampler, mask, settings)
+    if weight is not None:
         surrogate = surrogate * weight
         metrics["mismatch/weight"] = token_mean(weight)
-    if settings.sequence_mask is not None:
-        in_bound = losses.sequence_mask(logp_before, sampler, mask, bound=settings.sequence_mask)
-        surrogate = jnp.where(in_bound, surrogate, 0.0)
-        metrics["mismatch/masked"] = token_mean(~in_bound)
+    if included is not None:
+        surrogate = jnp.where(included, surrogate, 0.0)
+        metrics["mismatch/masked"] = token_mean(~included)
     loss = losses.aggregate_sum(surrogate, mask, mode=settings.aggregate) / normalizers.tokens
     gap = jnp.where(mask, logp_before - sampler, 0.0)
     is_clipped = is_capped | losses.is_clipped(ratio, advantages, **clip)
@@ -509,7 +558,9 @@ def objective(
         before = dataclasses.replace(
             before, thinking=batch.thinking_logprobs, answers=batch.answer_logprobs
         )
-    policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
+    policy_loss, policy_metrics = policy_terms(
+        scores, before, batch, normalizers, spec=spec, teacher=minibatch.teacher
+    )
     mask = joined(batch.thinking_mask, batch.answer_mask)
 
     def aggregate(x: Float[Array, "B N"]) -> Float[Array, ""]:

@@ -29,6 +29,7 @@ class LearnerSpec(Compute):
         constant denominator if the loss is divided by a constant.
       temperature: sampling temperature. Log-probabilities are computed from logits / temperature.
       chunk: number of tokens per chunk of the output head.
+      distill: weight of the teacher's log-probabilities in the advantages.
     """
 
     model: Qwen2Config
@@ -38,6 +39,7 @@ class LearnerSpec(Compute):
     b_max: int
     temperature: float = 1.0
     chunk: int = 512
+    distill: float = 0.0
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:

@@ -30,6 +30,7 @@ from bacr_jax.learner.objective import (
 )
 from bacr_jax.learner.padding_free import Allowance, filled, padding_free
 from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.teacher import Teacher
 from bacr_jax.learner.train_step import (
     Gradients,
     TrainState,
@@ -63,6 +64,21 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Earlier:
+    """The policies under which the tokens of a minibatch are scored before its update.
+
+    Attributes:
+      policy: all parameters of the policy that sampled the minibatch.
+      scores_policy: False if no scores under this policy are needed.
+      reference: all parameters of the reference policy. None without a KL penalty.
+    """
+
+    policy: Params
+    scores_policy: bool
+    reference: Params | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Updates:
     """The optimizer updates of an iteration, as a callable with static settings.
 
@@ -73,6 +89,7 @@ class Updates:
       allowed_tokens: True for ids that can be sampled.
       max_update_kl: maximum KL divergence of an optimizer step in nats per token (`trust_region`).
         None disables the limit and its measurement.
+      teacher: teacher of on-policy distillation. None without distillation.
     """
 
     spec: LearnerSpec
@@ -81,6 +98,7 @@ class Updates:
     head_tx: optax.GradientTransformation
     allowed_tokens: Any
     max_update_kl: float | None = None
+    teacher: Teacher | None = None
 
     def __call__(
         self,
@@ -116,8 +134,8 @@ class Updates:
             unscored = len(parts) - self._num_scored()
             steps = []
             for index, part in enumerate(parts):
-                sampled_by = None if index < unscored else policy
-                steps.append(make_step(part, sampled_by, reference, frozen))
+                earlier = Earlier(policy, index >= unscored, reference)
+                steps.append(make_step(part, earlier, frozen))
         history = []
         with phase_memory("learner", **sizes):
             for step in steps:
@@ -155,17 +173,17 @@ class Updates:
         part = self._minibatches(batch)[0]
         normalizers = _normalizers(part, spec=self.spec)
         policy = {**(frozen or {}), **state.policy}
-        variants: list[Params | None] = []
+        variants = []
         if self._num_scored():
-            variants.append(policy)
+            variants.append(Earlier(policy, True, reference))
         if self._num_scored() < self.config.minibatches:
-            variants.append(None)
+            variants.append(Earlier(policy, False, reference))
         with phase_memory("learner", **self._sizes(part)):
             micro_batches = self._micro_batches(part, empty=True)
             programs = list(itertools.product(micro_batches, variants))
-            for finished, (micro_batch, sampled_by) in enumerate(programs):
+            for finished, (micro_batch, earlier) in enumerate(programs):
                 report(finished, len(programs))
-                scored = self._scored(micro_batch, sampled_by, reference)
+                scored = self._scored(micro_batch, earlier)
                 if self.max_update_kl is not None:
                     self._score(policy, scored.batch, 1)
                 jax.block_until_ready(self._sum_gradients(state, [scored], normalizers, frozen))
@@ -201,24 +219,24 @@ class Updates:
         """Returns the static arguments of an update."""
         return {"spec": self.spec, "policy_tx": self.policy_tx, "head_tx": self.head_tx}
 
-    def _scored(
-        self, rows: Batch, sampled_by: Params | None, reference: Params | None, parts: int = 1
-    ) -> Minibatch:
-        """Moves traces to their devices and scores their tokens under earlier policies.
+    def _scored(self, rows: Batch, earlier: Earlier, parts: int = 1) -> Minibatch:
+        """Moves traces to their devices and scores their tokens under other policies.
 
         Args:
           rows: the traces.
-          sampled_by: all parameters of the policy that sampled the traces. None skips these scores.
-          reference: all parameters of the reference policy. None skips these scores.
+          earlier: the policies.
           parts: number of micro-batches into which the traces are split for scoring.
         """
         mesh = self.spec.mesh
         rows = rows if mesh is None else place(rows, row_sharding(mesh))
-
-        def score(policy: Params | None) -> TokenScores | None:
-            return None if policy is None else self._score(policy, rows, parts)
-
-        return Minibatch(rows, score(sampled_by), score(reference))
+        old = self._score(earlier.policy, rows, parts) if earlier.scores_policy else None
+        reference = None
+        if earlier.reference is not None:
+            reference = self._score(earlier.reference, rows, parts)
+        teacher = None
+        if self.teacher is not None:
+            teacher = self.teacher.scores(earlier.policy, rows, self.allowed_tokens, parts)
+        return Minibatch(rows, old, reference, teacher)
 
     def _score(self, policy: Params, rows: Batch, parts: int) -> TokenScores:
         """Scores the tokens of traces under a policy, in `parts` micro-batches.
@@ -228,26 +246,19 @@ class Updates:
         """
         return score_batch(policy, rows, self.allowed_tokens, spec=self.spec, micro_batches=parts)
 
-    def _step_by_rows(
-        self,
-        part: Batch,
-        sampled_by: Params | None,
-        reference: Params | None,
-        frozen: Params | None,
-    ) -> Step:
+    def _step_by_rows(self, part: Batch, earlier: Earlier, frozen: Params | None) -> Step:
         """Scores a minibatch and returns the function that takes its optimizer step.
 
         The step is a single program that scans over micro-batches with equal numbers of traces.
 
         Args:
           part: the minibatch.
-          sampled_by: all parameters of the policy that sampled the minibatch. None if no scores
-            under this policy are needed.
-          reference, frozen: as for `__call__`.
+          earlier: the policies that score the minibatch.
+          frozen: as for `__call__`.
         """
         size = part.trunk.shape[0]
         num_parts = max(size // (self.config.micro_batch_rows or size), 1)
-        minibatch = self._scored(part, sampled_by, reference, num_parts)
+        minibatch = self._scored(part, earlier, num_parts)
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
             return train_step(
@@ -262,13 +273,7 @@ class Updates:
 
         return self._bounded(step, [minibatch.batch], frozen, num_parts)
 
-    def _step_by_tokens(
-        self,
-        part: Batch,
-        sampled_by: Params | None,
-        reference: Params | None,
-        frozen: Params | None,
-    ) -> Step:
+    def _step_by_tokens(self, part: Batch, earlier: Earlier, frozen: Params | None) -> Step:
         """Scores a minibatch and returns the function that takes its optimizer step.
 
         The step calls a program for each micro-batch. The micro-batches have similar numbers of
@@ -276,7 +281,7 @@ class Updates:
         """
         normalizers = _normalizers(part, spec=self.spec)
         micro_batches = self._micro_batches(part)
-        scored = [self._scored(rows, sampled_by, reference) for rows in micro_batches]
+        scored = [self._scored(rows, earlier) for rows in micro_batches]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
             grads = self._sum_gradients(state, scored, normalizers, frozen)

@@ -15,6 +15,7 @@ from typing import Any
 from bacr_jax.config import Config
 from bacr_jax.config.resolve import reward_shares
 from bacr_jax.config.user_modules import guarded, module_of_file
+from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.files import nearest
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
@@ -43,7 +44,11 @@ def load_method(config: Config) -> Method:
       UserError: If the method cannot be loaded or is incompatible with the config.
     """
     method = make_method(config)
-    for problem in redefinitions(config, method.published):
+    for problem in (
+        *redefinitions(config, method.published),
+        *_stage_problems(config, method),
+        *_teacher_problems(config, method),
+    ):
         raise UserError(problem)
     if method.conditioned and not method.truncates_at_budget:
         raise UserError(
@@ -147,6 +152,8 @@ def problems(config: Config) -> Iterator[str]:
     method = module.make(config)
     yield from _ahead_problems(config, method)
     yield from redefinitions(config, method.published)
+    yield from _stage_problems(config, method)
+    yield from _teacher_problems(config, method)
     if method.pays_by_verdicts and reward_shares(config.reward):
         yield (
             f"reward.weights: method={config.method} rewards an answer for being right, which "
@@ -160,6 +167,33 @@ def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
         yield (
             f"rollout.async_steps=1: {method.name} decides after grading whether to sample more "
             "questions; write dapo.dynamic_sampling=false, or rollout.async_steps=0"
+        )
+
+
+def _stage_problems(config: Config, method: Method) -> Iterator[str]:
+    """Yields an error message if `budget.stages` is set but budgets do not truncate traces."""
+    if config.budget.stages and not method.truncates_at_budget:
+        yield (
+            f"budget.stages={written(config.budget.stages)}: method={config.method} truncates "
+            "traces at budget.max, not at their budgets; write [], or another method such as grpo"
+        )
+
+
+def _teacher_problems(config: Config, method: Method) -> Iterator[str]:
+    """Yields an error message if the policy is its own teacher but gets no budget embedding.
+
+    The teacher would be the same policy, or would read the trace's budget in its prompt.
+    """
+    distill = config.distill
+    if distill.coef == 0.0 or distill.teacher is not None:
+        return
+    budget_input = config.conditioning.budget_input
+    if not method.conditioned or budget_input != "embedding":
+        yield (
+            f"distill.coef={written(distill.coef)}: the teacher is the policy itself with the "
+            "largest budget as its embedding, but the policy gets its budget by "
+            f"{budget_input} (method={config.method}); write distill.teacher=FOLDER, or "
+            "conditioning.budget_input=embedding with method=bacr"
         )
 
 

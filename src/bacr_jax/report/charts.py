@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -260,7 +261,8 @@ class Scale:
         """
         usable = [value for value in values if math.isfinite(value)]
         if axis.log2:
-            usable = [value for value in usable if value > 0]
+            # Half of a smaller number may be rounded to 0, which has no logarithm.
+            usable = [value for value in usable if value > 2 * sys.float_info.min]
         low = min(usable, default=1.0) if axis.low is None else axis.low
         high = max(usable, default=2.0) if axis.high is None else axis.high
         if low < high:

@@ -107,6 +107,34 @@ def adherence(name: str, summary: Summary) -> Table:
     )
 
 
+def _tokens_text(entry: Mapping[str, Any], mean: str, interval: str) -> str:
+    """Returns a mean number of tokens with its interval, or a dash if it was not measured."""
+    # Results of earlier versions do not contain all means.
+    if entry.get(mean) is None:
+        return NONE
+    low, high = entry[interval]
+    return f"{entry[mean]:,.1f} [{low:,.1f}, {high:,.1f}]"
+
+
+def thinking_by_verdict(name: str, summary: Summary) -> Table:
+    """Builds the table of the thinking tokens of right and of wrong answers."""
+    columns = {
+        "right": ("thinking_if_right", "thinking_right_ci95"),
+        "wrong": ("thinking_if_wrong", "thinking_wrong_ci95"),
+    }
+    rows = []
+    for mode, budget, entry in _results(summary):
+        means = [_tokens_text(entry, mean, interval) for mean, interval in columns.values()]
+        rows.append([mode, budget, accuracy_text(entry), *means])
+    return Table(
+        f"{name}: thinking tokens of right and wrong answers",
+        ["decoding", "budget", "accuracy", *columns],
+        rows,
+        caption="accuracy in %, and mean thinking tokens of the right and of the wrong answers "
+        "[95 % interval]; the right answers of two policies are answers to different questions",
+    )
+
+
 def _cut_early(dense: Dense) -> str:
     """Returns the label of a dense curve, which contains the budget in its prompts."""
     # Earlier versions named the field `told`.
@@ -453,6 +481,7 @@ def _set_tables(title: str, result: Mapping[str, Any]) -> list[Table]:
         set_tables.append(swap_table(title, result["swap"]))
         set_tables.append(swap_lengths(title, result["swap"]))
     set_tables.append(completion(title, by_budget))
+    set_tables.append(thinking_by_verdict(title, by_budget))
     set_tables.append(adherence(title, by_budget))
     # All entries of a set have the same fields.
     _, _, entry = next(_results(by_budget))

@@ -280,6 +280,7 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     if len(runs) == 1:
         last = list(policies.values())[-1]
         tables.append(evaluation.completion(title, last))
+        tables.append(evaluation.thinking_by_verdict(title, last))
         tables.append(evaluation.adherence(title, last))
         dense = None
         for record in runs[0].evaluations:

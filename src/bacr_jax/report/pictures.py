@@ -27,6 +27,8 @@ _LEGEND_LETTER = 6.6
 _LEGEND_MARKER = 40
 # Name of a clip path: `id="clip7"`, `url(#clip7)`.
 _CLIP_NAME = re.compile(r'(?:(?<=id=")|(?<=#))clip\d+')
+# Lines of a list of resources: `/xo13 34 0 R`.
+_RESOURCES = re.compile(rb"(?:^ +/[a-z]+\d+ \d+ 0 R\n)+", re.MULTILINE)
 # Columns of the legend below a chart that has one of its own.
 _COLUMNS = 3
 
@@ -130,8 +132,9 @@ def save(spec: Spec, path: Path) -> None:
 
     text = json.dumps(spec)
     if path.suffix == ".pdf":
-        # The order of two fonts in a file changes from call to call, so bold titles are left out.
-        write_atomically(path, vl_convert.vegalite_to_pdf(json.dumps(_in_one_font(spec))))
+        # The order of two fonts in a file is random, so titles are not bold.
+        pdf = vl_convert.vegalite_to_pdf(json.dumps(_in_one_font(spec)))
+        write_atomically(path, _sorted_resources(pdf))
     elif path.suffix == ".svg":
         write_atomically(path, _renumbered(vl_convert.vegalite_to_svg(text)))
     else:
@@ -150,6 +153,18 @@ def _in_one_font(spec: Spec) -> Spec:
     config = spec["config"]
     title = {**config["title"], "fontWeight": "normal"}
     return {**spec, "config": {**config, "title": title}}
+
+
+def _sorted_resources(pdf: bytes) -> bytes:
+    """Returns a PDF whose lists of resources are sorted, because their order is random.
+
+    All offsets in the file stay valid, because the lists keep their lengths.
+    """
+
+    def in_order(match: re.Match[bytes]) -> bytes:
+        return b"".join(sorted(match[0].splitlines(keepends=True)))
+
+    return _RESOURCES.sub(in_order, pdf)
 
 
 def dark_path(path: Path) -> Path:

@@ -112,6 +112,8 @@ def training_charts(records: Sequence[Mapping[str, Any]], config: Config) -> lis
     curves = Curves(records)
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
+    lengths += _series(curves, "rollout/thinking_right", "if right", "s2")
+    lengths += _series(curves, "rollout/thinking_wrong", "if wrong", "s3")
     entropy = _series(curves, "policy/entropy", "", "s3")
     hard = "group 0 is the easiest"
     charts = [Chart("Share correct by cut", _cut_curves(curves), _STEP, _share_axis("share"))]

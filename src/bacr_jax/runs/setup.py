@@ -114,6 +114,8 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
     """
     if config.model.path is not None:
         check_folder(config.model.path)
+    if config.distill.teacher is not None:
+        _check_teacher(config.distill.teacher, shape)
     for name, section in (("model", config.model), ("rollout", config.rollout)):
         if section.attention == "cudnn" and (shape.head_dim % 8 or shape.head_dim > 256):
             raise UserError(
@@ -128,6 +130,26 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
     if config.adapter.path is not None:
         peft.check_adapter(config.adapter.path, shape, config.adapter)
     check_positions(config, shape, longest_prompt)
+
+
+def _check_teacher(folder: str, shape: Qwen2Config) -> None:
+    """Checks a teacher of on-policy distillation without reading its weights.
+
+    Args:
+      folder: value of `distill.teacher`.
+      shape: shape of the policy's model.
+
+    Raises:
+      UserError: the folder can't be read, or its vocabulary has a different size.
+    """
+    check_model_folder(folder, "distill.teacher")
+    check_folder(folder)
+    teacher = read_hf_config(folder)
+    if teacher.vocab_size != shape.vocab_size:
+        raise UserError(
+            f"distill.teacher={folder}: has {teacher.vocab_size} embedding rows, but the policy "
+            f"has {shape.vocab_size}; write a teacher with the policy's vocabulary"
+        )
 
 
 def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
@@ -398,6 +420,7 @@ def make_policy(
         remat=config.model.remat,
         chunk=config.model.logprob_chunk,
         mesh=learner_mesh,
+        distill=config.distill.coef,
     )
     rows = config.rollout.questions * config.rollout.group_size
     rollout = RolloutSpec(

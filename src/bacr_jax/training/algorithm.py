@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from bacr_jax import curriculum
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import OnPhase
 from bacr_jax.training import grading, stages
@@ -226,7 +228,7 @@ def sample_round(
         rollout = state.in_hand.rollout
         prompts = stages.prompts_of(run, plan)
     else:
-        plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
+        plan, prompts, cursors = plan_round(run, state, step, plan_key, cursors)
         clock.lap("plan")
         # Line 9: sample a trace under each budget, and an answer at each of its truncation points.
         sample = stages.prepare_sampling(run, state, version, plan, prompts, rollout_key, poll)
@@ -243,11 +245,12 @@ def sample_round(
 
 
 def plan_round(
-    run: Run, state: RunState, key: Array, cursors: Int[np.ndarray, "K"]
+    run: Run, state: RunState, step: int, key: Array, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Prompts, Int[np.ndarray, "K"]]:
     """Samples questions, budgets and truncation points (lines 3 to 8 and 10 of Algorithm 1).
 
     Args:
+      step: number of iterations before the step of this round.
       key: PRNG key of the plan.
       cursors: number of questions drawn so far from each difficulty group.
 
@@ -264,11 +267,23 @@ def plan_round(
         run.group_sizes,
         method=run.method,
         num_questions=run.config.rollout.questions,
+        largest_budget=largest_budget(run, step),
     )
     if run.config.budget.shuffle_input:
         plan = with_shuffled_input(plan, key)
     plan, cursors = stages.in_stream_order(run.stream, plan, cursors)
     return plan, stages.prompts_of(run, plan), cursors
+
+
+def largest_budget(run: Run, step: int) -> Int[Array, ""] | None:
+    """Returns the largest budget of a step, in tokens, or None without `budget.stages`."""
+    budget = run.config.budget
+    if not budget.stages:
+        return None
+    limit = curriculum.stage_limit(
+        budget.stages, step=step, total_steps=run.total_steps, b_max=budget.max
+    )
+    return jnp.int32(limit)
 
 
 def sample_ahead(
@@ -294,7 +309,7 @@ def sample_ahead(
     if not run.config.rollout.async_steps or step == run.total_steps:
         return None
     plan_key, rollout_key = stages.round_keys(run.key, step, 0)
-    plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
+    plan, prompts, cursors = plan_round(run, state, step, plan_key, cursors)
     clock.lap("plan")
     sample = stages.prepare_sampling(
         run, state, step - 1, plan, prompts, rollout_key, poll, in_background=True

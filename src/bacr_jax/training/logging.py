@@ -122,12 +122,29 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
         "rollout/excess_mean": counters["excess_mean"],
         "budget/mean": float(np.mean(budgets)),
     }
+    metrics |= thinking_by_verdict(first.group_batch)
     metrics |= budgets_by_group(np.asarray(first.plan.groups), budgets)
     for name in _OF_SLOTS:
         if name in counters:
             metrics[f"rollout/{name}"] = counters[name]
     for name, scores in first.group_batch.by_reward.items():
         metrics[f"rewards/{function_name(name)}"] = float(scores.mean())
+    return metrics
+
+
+def thinking_by_verdict(group_batch: GroupBatch) -> dict[str, float]:
+    """Returns the mean thinking tokens of traces with right and with wrong final answers.
+
+    A verdict without traces is omitted. A trace with a score between 0 and 1 counts as right with
+    the score as its weight, and as wrong with the rest.
+    """
+    lengths = np.asarray(group_batch.thinking, np.float64)
+    right = np.asarray(group_batch.outcomes, np.float64)[..., -1]
+    metrics = {}
+    if right.any():
+        metrics["rollout/thinking_right"] = float(np.average(lengths, weights=right))
+    if (right < 1.0).any():
+        metrics["rollout/thinking_wrong"] = float(np.average(lengths, weights=1.0 - right))
     return metrics
 
 

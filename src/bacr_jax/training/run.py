@@ -16,16 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from bacr_jax import curriculum
+from bacr_jax import curriculum, parallel
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import empty_batch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.teacher import Teacher
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method
 from bacr_jax.model import adapters
+from bacr_jax.model.hf.hf_config import read_budget_module
+from bacr_jax.model.hf.reading import load_policy
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.stream import QuestionStream
 from bacr_jax.rollout import (
@@ -148,12 +151,36 @@ def make_run(
             value_optimizer(config.value, config.optimizer, num_updates),
             environment.rules.allowed_tokens,
             config.optimizer.max_update_kl,
+            make_teacher(config, policy),
         ),
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
         stream=stream,
         sample=LocalSampler(policy),
     )
+
+
+def make_teacher(config: Config, policy: Policy) -> Teacher | None:
+    """Returns the teacher of on-policy distillation, or None without distillation.
+
+    The weights of `distill.teacher` are loaded. Without this folder, the policy is its own teacher.
+
+    Raises:
+      UserError: the folder of the teacher can't be read.
+    """
+    if config.distill.coef == 0.0:
+        return None
+    learner = policy.learner
+    folder = config.distill.teacher
+    if folder is None:
+        return Teacher(learner, config.budget.max)
+    sharding_of = None if learner.mesh is None else parallel.sharding_of(learner.mesh)
+    shape, params = load_policy(folder, dtype=policy.param_dtype, sharding_of=sharding_of)
+    spec = dataclasses.replace(learner, model=shape, conditioning=None)
+    module = read_budget_module(folder)
+    if module is not None:
+        spec = dataclasses.replace(spec, conditioning=module.conditioning, b_max=module.b_max)
+    return Teacher(spec, config.budget.max, params)
 
 
 @dataclasses.dataclass

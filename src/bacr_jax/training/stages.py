@@ -51,6 +51,7 @@ def plan_batch(
     *,
     method: Method,
     num_questions: int,
+    largest_budget: Int[Array, ""] | None = None,
 ) -> BatchPlan:
     """Samples questions, budgets and truncation points (lines 3, 4, 6, 8 and 10 of Algorithm 1).
 
@@ -62,12 +63,15 @@ def plan_batch(
         program, because XLA would spend compile time on sorting a constant of this length.
       group_sizes: number of questions in each difficulty group.
       num_questions: number of questions to sample (Q).
+      largest_budget: limit to which larger budgets are lowered, in tokens; None for no limit.
     """
     question_key, budget_key, cut_key = jax.random.split(key, 3)
     weights = method.question_weights(schedule, group_sizes)
     questions = curriculum.sample_questions(question_key, weights, group_of, num_questions)
     groups = group_of[questions]
     budgets = method.sample_budgets(budget_key, schedule, groups)
+    if largest_budget is not None:
+        budgets = jnp.minimum(budgets, largest_budget)
     cuts = method.cuts(cut_key, budgets)
     return BatchPlan(questions, groups, budgets, cuts)
 
