@@ -140,7 +140,7 @@ def commit() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Returns the processor, the number of usable cores, the memory and the accelerators."""
-    fields = {}
+    fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())

@@ -40,6 +40,7 @@ CONTENTS = {
         "study",
         "serve",
         "serving",
+        "llama-cpp",
         "vllm-training",
         "../CONTRIBUTING",
     ],

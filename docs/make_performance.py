@@ -77,7 +77,7 @@ def tables() -> str:
         by_machine[machine_of(content)].append(content)
     parts = []
     for machine, contents in by_machine.items():
-        versions = {}
+        versions: dict[str, str] = {}
         for content in contents:
             versions |= content["versions"]
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -46,3 +46,29 @@ def test_prose_is_what_is_neither_code_nor_table_nor_address():
 @pytest.mark.parametrize("page", pages())
 def test_no_line_of_prose_is_longer_than_a_review_shows(page):
     assert long_lines((ROOT / page).read_text()) == []
+
+
+# Words of a page, and of all pages in docs together. configuration.md is written by a script, and
+# metrics.md has a row for every number of a run.
+PAGE_WORDS = 2500
+ALL_WORDS = 55_000
+REFERENCE = ("configuration.md", "metrics.md")
+
+
+def words_of_docs():
+    folder = ROOT / "docs"
+    paths = [*folder.glob("*.md"), *folder.glob("studies/*.md")]
+    counts = {}
+    for path in paths:
+        if path.name not in REFERENCE:
+            counts[path.relative_to(folder).as_posix()] = len(path.read_text().split())
+    return counts
+
+
+def test_no_page_of_docs_is_longer_than_a_reader_reads():
+    long = {name: words for name, words in words_of_docs().items() if words > PAGE_WORDS}
+    assert long == {}, f"cut these pages to {PAGE_WORDS} words, or split them"
+
+
+def test_docs_do_not_grow_beyond_their_limit():
+    assert sum(words_of_docs().values()) <= ALL_WORDS, "cut what stands on several pages"

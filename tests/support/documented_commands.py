@@ -130,7 +130,6 @@ TWICE = {
 }
 OTHERS = {
     "bacr keys": as_is,
-    "bacr train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
     "bacr train --config configs/gym.yaml": and_also(f"{FEW} --check"),
     "bacr plan": and_also("--compile none"),
     "bacr grade --cases cases.jsonl": lambda text: " ".join(words_of(text)),
@@ -204,6 +203,10 @@ NOT_RUN = {
     "curl": "a server",
     "until curl": "vLLM",
     "integrations/vllm/test.sh": "minutes",
+    "llama-server": "llama.cpp; tests/interop/test_llama_cpp.py starts its server",
+    "python llama.cpp/convert_hf_to_gguf.py": "llama.cpp",
+    "python examples/ask_llama_cpp.py": "a server; tests/examples has a stand-in",
+    "python examples/llama_cpp_template.py": "a folder of the reader's own",
     "python benchmarks/vllm_sampler.py": "hours",
     "bacr import": "weights",
     "bacr generate --model": "weights",
