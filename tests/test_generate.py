@@ -279,7 +279,8 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, model, question, argument
 
 
 def answer(budget, thinking):
-    return Answer("q", budget, 0, thinking, len(thinking), 2, 3, f"<{budget}>", "tag", True, (1,))
+    text = f"<{budget}>"
+    return Answer("q", budget, 0, thinking, len(thinking), 2, 3, text, text, "tag", True, (1,))
 
 
 def terminal(width):

@@ -15,7 +15,12 @@ import bacr_jax
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Names of imports that are not those of their distributions.
-DISTRIBUTION = {"yaml": "pyyaml", "orbax": "orbax-checkpoint", "PIL": "pillow"}
+DISTRIBUTION = {
+    "yaml": "pyyaml",
+    "orbax": "orbax-checkpoint",
+    "PIL": "pillow",
+    "vl_convert": "vl-convert-python",
+}
 # Imported where they are there, with a refusal that says what to install, or by JAX's leave.
 OWN = {folder.name for folder in (ROOT / "src").iterdir()}
 OPTIONAL = {"wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}

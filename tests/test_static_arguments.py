@@ -88,9 +88,14 @@ CALLS = {
         "token_ratio": ((TOKENS, TOKENS * 0.9, MASK), {}),
         "sequence_ratio": ((TOKENS, TOKENS * 0.9, MASK), {}),
         "gspo_ratio": ((TOKENS, TOKENS * 0.9, MASK), {}),
-        "policy_loss": ((TOKENS, TOKENS * 0.9), {"clip_low": 0.2, "clip_high": 0.3}),
+        "policy_loss": (
+            (TOKENS, TOKENS * 0.9),
+            {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 2.0},
+        ),
         "is_clipped": ((TOKENS, TOKENS * 0.9), {"clip_low": 0.2, "clip_high": 0.3}),
         "truncated_importance_weight": ((TOKENS, TOKENS * 0.9, MASK), {"cap": 2.0}),
+        "masked_sequence_weight": ((TOKENS, TOKENS * 0.9, MASK), {"cap": 2.0}),
+        "distilled_advantages": ((X, X * 0.9, X * 0.8, X > 0), {"weight": 0.5}),
         "sequence_mask": ((TOKENS, TOKENS * 0.9, MASK), {"bound": 0.1}),
         "aggregate_sum": ((TOKENS, MASK), {"mode": "seq_mean_token_mean"}),
         "loss_denominator": ((MASK,), {"mode": "constant", "constant": 16}),
@@ -99,8 +104,8 @@ CALLS = {
         "total_loss": ((1.0, 2.0, 3.0), {"value_coef": 0.5, "entropy_coef": 0.01}),
     },
 }
-# Its products need 64-bit integers.
-NUMPY_ONLY = {"cuts_of_trace"}
+# The products of `cuts_of_trace` need 64-bit integers; `stage_limit` takes Python numbers.
+NUMPY_ONLY = {"cuts_of_trace", "stage_limit"}
 NAMED = [(room, name) for room, calls in CALLS.items() for name in calls]
 
 

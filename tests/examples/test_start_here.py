@@ -54,7 +54,8 @@ def test_its_loss_has_the_gradient_of_the_library(example, monkeypatch):
     params = example.qwen2.init(jax.random.key(1), example.MODEL, conditioning=example.CONDITIONING)
     letters = np.arange(example.Q) % 4 + example.FIRST_LETTER
     example.step(params, None, letters, jax.random.key(2))
-    (batch,) = batches
+    # The page passes the batch to a jitted function, which takes NumPy arrays too.
+    batch = jax.tree.map(jax.numpy.asarray, batches[0])
     assert float(np.abs(batch.thinking_advantages).max()) > 0.1
     state = init_state(params, None, example.OPTIMIZER, example.OPTIMIZER)
     spec = example.LEARNER

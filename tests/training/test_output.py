@@ -197,7 +197,11 @@ def world(ledger_tokens):
         config=SimpleNamespace(output=SimpleNamespace(rollouts=2)),
     )
     plan = SimpleNamespace(
-        rows=np.array([1, 1]), groups=np.array([2]), budgets=np.array([[8, 6]]), cuts=CUTS
+        rows=np.array([1, 1]),
+        groups=np.array([2]),
+        budgets=np.array([[8, 6]]),
+        cuts=CUTS,
+        input_budgets=np.array([8, 6]),
     )
     outcomes = np.array([[[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]])
     batch = SimpleNamespace(

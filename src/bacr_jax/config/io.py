@@ -46,6 +46,9 @@ _ADDED_LATER = frozenset(
     {
         *("eval.during", "optimizer.max_update_kl"),
         *("train.undo_closed_answers", "train.undo_filled_budgets"),
+        *("budget.shuffle_input", "budget.stages", "distill.coef", "distill.teacher"),
+        *("length.absolute_slack", "length.cap", "length.quantile", "length.relative_slack"),
+        *("loss.dual_clip", "loss.sequence_cap"),
     }
 )
 # Keys that only affect speed and the last bits of the sampler's log-probabilities. They do not
