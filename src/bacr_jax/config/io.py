@@ -34,7 +34,7 @@ from bacr_jax.files import expand_home
 # fingerprints of the committed results stay valid.
 _ADDED_LATER = frozenset(
     {
-        *("eval.during", "optimizer.max_update_kl"),
+        *("budget.shuffle_input", "eval.during", "optimizer.max_update_kl"),
         *("train.undo_closed_answers", "train.undo_filled_budgets"),
     }
 )
