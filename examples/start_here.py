@@ -72,8 +72,8 @@ def sample(params, letters, key):
     budget_key, rollout_key = jax.random.split(key)
     budgets = curriculum.uniform_budgets(budget_key, b_min=B_MIN, b_max=B_MAX, shape=(Q, G))
     cuts = np.asarray(rewards.cut_points(budgets.reshape(-1), num_cuts=M))
-    tokens = np.repeat(letters, G)[:, None]
-    lengths = np.ones(Q * G, np.int32)
+    tokens = jnp.asarray(np.repeat(letters, G)[:, None], jnp.int32)
+    lengths = jnp.ones(Q * G, jnp.int32)
     prompts = rollout.Prompts(tokens, lengths, question_start=0 * lengths, question_end=lengths)
     result = rollout.generate(
         for_decoding(params),
@@ -123,7 +123,7 @@ def policy_loss(params, batch):
     answer_advantages = jnp.broadcast_to(
         batch.answer_advantages[..., None], batch.answer_logprobs.shape
     )
-    total = 0.0
+    total = jnp.zeros(())
     for logprobs, advantage, mask in (
         (scores.thinking, batch.thinking_advantages, batch.thinking_mask),
         (scores.answers, answer_advantages, batch.answer_mask),

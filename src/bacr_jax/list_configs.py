@@ -10,7 +10,7 @@ from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.shipped import OVERLAYS, STUDIES, description, names
 
 # Width of the column with the names, in characters.
-_NAME_WIDTH = 21
+_NAME_WIDTH = 24
 # Heading and folders of each group of configs, in the order of printing.
 _GROUPS = (
     ("bacr train --config NAME", ("", "examples")),

@@ -8,6 +8,7 @@ are relative to the study file.
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,23 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
                 f"found {shown(value)}",
                 write,
             )
-    return study
+    return _without_unchosen_contrasts(study)
+
+
+def _without_unchosen_contrasts(study: Study) -> Study:
+    """Returns the study without contrasts of arms that the command line did not select.
+
+    The view `contrasts` is removed if no contrast remains.
+    """
+    chosen_arms = {arm.id for arm in study.arms}
+    contrasts = {}
+    for name, pair in study.contrasts.items():
+        if chosen_arms.issuperset(pair):
+            contrasts[name] = pair
+    views = study.views
+    if not contrasts:
+        views = tuple(view for view in views if view != "contrasts")
+    return replace(study, contrasts=contrasts, views=views)
 
 
 def _merge(below: Any, value: Any) -> Any:
@@ -357,10 +374,12 @@ def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
 
     has_pairs = study.contrasts or "contrasts" not in study.views
     yield has_pairs, "contrasts", None, "pairs of arms by name"
-    unswept_arms = _unswept_arms(study)
+    chosen_arms = {arm.id for arm in study.arms}
+    unchosen_arms = [name for name in arms_of_file if name not in chosen_arms]
+    possible_arms = [*_unswept_arms(study), *unchosen_arms]
     for name, pair in study.contrasts.items():
         is_pair = isinstance(pair, list) and len(pair) == 2
-        passed = is_pair and all(arm in unswept_arms for arm in pair)
+        passed = is_pair and all(arm in possible_arms for arm in pair)
         write = "two arms of the study without a sweep, [of, less]"
         yield passed, f"contrasts.{name}", pair, write
 

@@ -92,7 +92,9 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(written, advice):
 
 
 # Where one prompt serves all budgets, so that it is read once.
-OWN = dict.fromkeys(("smollm2-135m", "smollm2-135m-gsm8k"), {"conditioning.positions"})
+OWN = dict.fromkeys(
+    ("smollm2-135m", "smollm2-135m-gsm8k", "qwen2.5-0.5b-gsm8k"), {"conditioning.positions"}
+)
 
 
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("*.yaml")), ids=lambda path: path.stem)

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from bacr_grading import ExactGrader, Verdict
+from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.parallel import processes
-from bacr_jax.prompts.graders import SharedGrader, grade_early
+from bacr_jax.prompts.graders import SharedGrader, grade_early, open_graders
+from bacr_jax.questions.loaders import load_questions
 
 
 class Noted(ExactGrader):
@@ -127,3 +130,12 @@ def test_each_process_begins_with_the_answers_that_it_is_asked_about(among, coun
     for grader in graders:
         assert sorted(grader.begun) == sorted(grader.asked)
         assert len(grader.begun) >= 15 // count
+
+
+def test_graders_are_opened_by_their_settings_or_by_a_config():
+    config = Config()
+    questions = load_questions("ledger", config.data, 0, "test")
+    for settings in (config, resolve(config).task.grader):
+        (grader,) = open_graders(settings, [questions]).values()
+        with grader:
+            assert grader.grade(["<answer>3</answer>"], ["3"])[0].correct

@@ -254,3 +254,12 @@ def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):
         read_study(path, size="gpu")
     with pytest.raises(UserError, match="arms: found 'hapo'; write grpo, vote or bacr"):
         read_study(path, overrides=["arms=[hapo]"])
+
+
+def test_a_contrast_of_an_arm_that_was_not_chosen_is_left_out():
+    path = FOLDER / "qwen.yaml"
+    some = read_study(path, overrides=["arms=[untrained,bacr,grpo]"])
+    assert list(some.contrasts) == ["GRPO"] and "contrasts" in some.views
+    none = read_study(path, overrides=["arms=[as-it-is,untrained]"])
+    assert none.contrasts == {} and "contrasts" not in none.views
+    assert len(read_study(path).contrasts) == 4

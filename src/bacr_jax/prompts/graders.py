@@ -15,7 +15,7 @@ from bacr_grading.pool import Poll
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier import packed
 from bacr_jax.config import GradingConfig
-from bacr_jax.config.settings import GraderSettings
+from bacr_jax.config.settings import GraderSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
 from bacr_jax.questions.loaders import REPEATING
@@ -181,13 +181,14 @@ Encode = Callable[[str], list[int]] | None
 
 
 def open_graders(
-    settings: GraderSettings, sets: Sequence[QuestionSet], encode: Encode = None
+    settings: GraderSettings | Any, sets: Sequence[QuestionSet], encode: Encode = None
 ) -> dict[tuple[str, float], Any]:
     """Opens the graders of question sets.
 
     A user-defined verifier (`settings.verifier`) replaces the graders of all sets.
 
     Args:
+      settings: settings of the graders, or the config of a run.
       sets: question sets. Sets with equal `graded_by` share a grader.
       encode: function that returns the token ids of a text, for verifiers with TRL's reward
         function signature.
@@ -198,6 +199,8 @@ def open_graders(
     Raises:
       UserError: If the file of a verifier or of a data source cannot be read.
     """
+    if not isinstance(settings, GraderSettings):
+        settings = resolve(settings).task.grader
     kinds = {questions.graded_by for questions in sets}
     if settings.verifier is not None:
         grader = _open_verifier(settings, encode)
