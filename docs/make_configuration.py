@@ -8,6 +8,10 @@ from bacr_jax.config.io import schema
 from bacr_jax.config.values import describe, written
 from bacr_jax.runs.agreement import FREE
 
+sys.path.append(str(Path(__file__).parent))
+
+from made_page import write_or_check  # noqa: E402 - docs is not a package
+
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python docs/make_configuration.py"
 HEAD = f"""\
@@ -62,14 +66,9 @@ def page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the page, or says whether it is up to date: exit code 1 where it isn't."""
-    if "--check" not in arguments:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"docs/configuration.md is not what the schema says; run {COMMAND}", file=sys.stderr)
-    return 1
+    """Writes the page, or checks it. Returns the exit code."""
+    complaint = f"docs/configuration.md differs from the schema; run {COMMAND}"
+    return write_or_check(arguments, PAGE, page(), complaint)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
-import record  # noqa: E402 - benchmarks is not a package
+import record  # noqa: E402 - neither folder is a package
+from made_page import write_or_check  # noqa: E402
 
 PAGE = Path(__file__).with_name("performance.md")
 BASELINES = ROOT / "benchmarks" / "baselines"
@@ -97,14 +98,9 @@ def page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the page, or checks it."""
-    if "--check" not in arguments:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"docs/performance.md differs from benchmarks/baselines; run {COMMAND}", file=sys.stderr)
-    return 1
+    """Writes the page, or checks it. Returns the exit code."""
+    complaint = f"docs/performance.md differs from benchmarks/baselines; run {COMMAND}"
+    return write_or_check(arguments, PAGE, page(), complaint)
 
 
 if __name__ == "__main__":

@@ -237,13 +237,8 @@ def test_methods_with_one_advantage_a_trace(tmp_path, name):
     agree(found, definition(PLAIN, traces, None, loss))
 
 
-@pytest.mark.slow
-def test_thinkprune(tmp_path):
-    """What is truncated earns nothing, and its answer has no advantage."""
-    config = load(tmp_path, "thinkprune", *SETTINGS, "budget.stages=[]", "loss.entropy_coef=0")
-    traces = list_traces((BUDGET,))
-    closed = np.asarray(of_pairs(np.array([trace.thought[-1] == B for trace in traces])))
-    a = grpo(np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces]))) * closed)
+def token_mean_without_forced_answers(a, closed):
+    """The mean over tokens, in which the answer of a truncated trace has no advantage."""
 
     def loss(params, logprobs, entropies, mask):
         mask = of_pairs(mask)
@@ -252,6 +247,18 @@ def test_thinkprune(tmp_path):
         tokens = jnp.where(mask, -by_token * ratio(of_pairs(logprobs)), 0)
         return TOKEN_LOSSES["token_mean"](tokens, mask)
 
+    return loss
+
+
+@pytest.mark.slow
+def test_thinkprune(tmp_path):
+    """What is truncated earns nothing, and its answer has no advantage."""
+    config = load(tmp_path, "thinkprune", *SETTINGS, "budget.stages=[]", "loss.entropy_coef=0")
+    traces = list_traces((BUDGET,))
+    closed = np.asarray(of_pairs(np.array([trace.thought[-1] == B for trace in traces])))
+    a = grpo(np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces]))) * closed)
+
+    loss = token_mean_without_forced_answers(a, closed)
     found, _ = library(config, traces, PLAIN, None, {})
     agree(found, definition(PLAIN, traces, None, loss))
 
@@ -304,13 +311,7 @@ def test_dler(tmp_path):
     a = a - (n * a).sum() / n.sum()
     a = mixed * a / np.sqrt((n * a**2).sum() / (n.sum() - 1))
 
-    def loss(params, logprobs, entropies, mask):
-        mask = of_pairs(mask)
-        last = mask & ~jnp.pad(mask[..., 1:], ((0, 0), (0, 0), (0, 1)))
-        by_token = jnp.where(last & ~closed[..., None], 0.0, a[..., None])
-        tokens = jnp.where(mask, -by_token * ratio(of_pairs(logprobs)), 0)
-        return TOKEN_LOSSES["token_mean"](tokens, mask)
-
+    loss = token_mean_without_forced_answers(a, closed)
     found, _ = library(config, traces, PLAIN, None, {})
     agree(found, definition(PLAIN, traces, None, loss))
 
