@@ -172,3 +172,12 @@ def test_any_numbers_make_a_description(numbers, log2):
     (points,) = layers(spec, "point")
     # No more points than a screen shows.
     assert 0 < len(values(points)) <= 202
+
+
+def test_a_filled_point_is_drawn_over_the_hollow_curve_that_it_is_on():
+    curve = Series("a", [1, 2], [1.0, 2.0], "s1", marker="o", hollow=True)
+    point = Series("", [2], [2.0], "s1", line="", marker="o")
+    spec = chart_spec(Chart("t", [curve, point], X, Y), "light")
+    hollow, filled = layers(spec, "point")
+    assert (hollow["mark"]["filled"], filled["mark"]["filled"]) == (False, True)
+    assert values(filled) == [(2, 2)]

@@ -356,7 +356,8 @@ def _marker_layers(
         marked = curve if curve.marker else _single_points(curve)
         (hollow if curve.hollow else filled).append(marked)
     layers = []
-    for marked_curves, is_filled in ((filled, True), (hollow, False)):
+    # Filled markers highlight single points of hollow curves, so they are drawn over them.
+    for marked_curves, is_filled in ((hollow, False), (filled, True)):
         if not any(len(curve.x) for curve in marked_curves):
             continue
         mark: Spec = {"type": "point", "size": _MARKER_SIZE, "opacity": 1, "clip": True}
