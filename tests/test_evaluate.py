@@ -472,7 +472,7 @@ def test_bad_folders_are_one_line(finished, model, tmp_path, capsys):
     assert "use one of 3" in refusal(capsys, "--run", tmp_path, "--step", "4")
     # The folder of another evaluation, and one that is none.
     message = refusal(capsys, "--model", model, *OPTIONS, "--out", finished, *KEYS)
-    assert "samples" in message and f"write --out {finished}-2" in message
+    assert "samples" in message and f"use --out {finished}-2" in message
     assert "contains no evaluation" in refusal(
         capsys, "--model", model, *OPTIONS, "--out", model, *KEYS
     )

@@ -154,7 +154,7 @@ class TestOwnTables:
             UserError, match="no question column 'frage', found the columns question"
         ):
             load(tmp_path, "jsonl", [{"question": "Q", "answer": "1"}], question_column="frage")
-        with pytest.raises(UserError, match="write data.question_column='my question'$"):
+        with pytest.raises(UserError, match="set data.question_column='my question'$"):
             load(tmp_path, "jsonl", [{"my question": "Q"}], question_column="question")
 
 

@@ -145,7 +145,7 @@ def test_rows_and_micro_batches_that_divide_are_accepted():
         ({"train": TrainConfig(minibatches=8)}, "train.minibatches=8: .* train.minibatches=4"),
         (
             {"train": TrainConfig(minibatches=1, micro_batch_rows=4)},
-            "train.micro_batch_rows=4: .* write train.micro_batch_rows=8",
+            "train.micro_batch_rows=4 .* set train.micro_batch_rows=8",
         ),
         (
             {"train": TrainConfig(minibatches=1, micro_batch_tokens=100, padding_free=True)},

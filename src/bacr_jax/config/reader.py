@@ -16,7 +16,7 @@ from bacr_jax.errors import UserError
 
 
 def refusal(where: str, found: str, write: str) -> UserError:
-    """Returns a UserError with the message `{where}: {found}; write {write}`.
+    """Returns a UserError with the message `{where}: {found}; use {write}`.
 
     Args:
       where: location of the value, such as a file and a line.

@@ -258,7 +258,7 @@ def _column(present: list[str], names: Sequence[str], where: str, kind: str, nam
     near = difflib.get_close_matches(names[0], present, n=1)
     suggestion = shlex.quote(near[0]) if near else "NAME"
     # Only tables without a fixed layout have config keys for columns.
-    write = "write" if name in TABLES else "use jsonl:PATH with"
+    write = "set" if name in TABLES else "use jsonl:PATH with"
     raise UserError(
         f"{where}: no {kind} column {' or '.join(map(repr, names))}, found the columns "
         f"{', '.join(present) or '(none)'}; {write} data.{kind}_column={suggestion}"
