@@ -283,7 +283,7 @@ class TestComparison:
         ("folders", "labels", "said"),
         [
             ("ab", ["x"], "1 names for 2 runs"),
-            ("ab", ["x", "x"], "--label x: is used twice"),
+            ("ab", ["x", "x"], "--label x is used twice"),
             ("aa", [], "is used twice"),
         ],
     )

@@ -144,7 +144,7 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     checkpoints = Checkpoints(tmp_path, keep=keep)
     for step in (1, 2, 3):
         checkpoints.save(step, state(step), {"step": step})
-    said = rf"{tmp_path}/3: was saved, but can't be read \(.*continues from step 2"
+    said = rf"{tmp_path}/3 was saved, but can't be read \(.*to continue from step 2"
     with pytest.raises(UserError, match=said):
         while True:
             checkpoints.confirm()

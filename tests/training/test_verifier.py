@@ -45,7 +45,7 @@ def test_a_verifier_that_fails_on_the_first_evaluation_stops_the_run(failing, tm
     mark.touch()
     assert main(["--config", str(config), *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"{tmp_path}/mine.py:check: gave no score to any of the answers of the first" in line
+    assert f"{tmp_path}/mine.py:check gave no score to any of the answers of the first" in line
     assert "ConnectionError: the judge is away (line 6)" in line
     folder = tmp_path / "run"
     assert (folder / "checkpoints" / "0").is_dir()
