@@ -74,7 +74,7 @@ def test_a_model_of_the_hub_is_got_when_asked(capsys, model, question, tmp_path,
     monkeypatch.undo()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     code, _, error = ask(capsys, "Qwen/Tiny", "--budget", "4", question)
-    assert code == 2 and "--model: found 'Qwen/Tiny'" in error and "add --download" in error
+    assert code == 2 and "--model: found 'Qwen/Tiny'" in error and "pass --download" in error
 
 
 def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, model, question):
@@ -165,7 +165,7 @@ def test_without_a_question_it_asks_again_and_again_and_compiles_once(
         ("/temperature hot", "error: /temperature hot is not a number; enter a number"),
         ("/temperature nan", "error: /temperature nan is not allowed; use 0"),
         ("/top-p 0.5", "error: /top-p 0.5 has no effect, because /temperature 0"),
-        ("/seed -1", "error: /seed -1 is out of range; use a number from 0"),
+        ("/seed -1", "error: /seed -1 is not a valid seed; use a number from 0"),
         ("/exit", "error: /exit is not a command; enter a question, or /budget"),
         ("!!", "error: question 0: the tokenizer has no tokens for"),
     ],

@@ -285,7 +285,7 @@ class TestPlaces:
         paths.best.write_text('{"step": 20, "accuracy": 0.5, "set": "train_holdout"}')
         evaluate(paths, 30)
         with pytest.raises(
-            UserError, match="step 20 is its best step and was not evaluated; use .*-000030"
+            UserError, match="step 20 is its best step and was not evaluated; .*-000030"
         ):
             find_evaluation(tmp_path)
         evaluate(paths, 20)

@@ -109,7 +109,7 @@ def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can
         config = Config(
             model=ModelConfig(**sections["model"]), rollout=RolloutConfig(**sections["rollout"])
         )
-        line = f"^{section}.attention=cudnn: .* found {head_dim}; use {section}.attention=xla"
+        line = f"^{section}.attention=cudnn .* found {head_dim}; set {section}.attention=xla"
         with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
             check_model(config, model_shape(config, 29), 8)
 
