@@ -141,7 +141,7 @@ def test_a_model_of_the_hub_that_is_not_here_is_refused(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     line = refusal(capsys, "--model", "Qwen/Tiny", *OPTIONS)
-    assert "--model: found 'Qwen/Tiny'" in line and "add --download to get it" in line
+    assert "--model: found 'Qwen/Tiny'" in line and "pass --download to download it" in line
 
 
 def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch):
