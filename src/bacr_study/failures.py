@@ -140,7 +140,7 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _record(seed: int, change: Change) -> dict[str, Any]:
-    """Converts a change to a JSON object for results.json."""
+    """Converts the change of a run at one budget to a JSON object for results.json."""
     return {
         "seed": seed,
         "budget": change.budget,

@@ -33,7 +33,7 @@ def test_a_policy_with_a_budget_as_input_can_be_swapped(budget_input):
     ("of", "style", "message"),
     [
         (config("none"), PLAIN, "no budget as input"),
-        (config("none", budget_tag="declared"), DECLARING, "write eval.budget_tag=given"),
+        (config("none", budget_tag="declared"), DECLARING, "set eval.budget_tag=given"),
         (config(budgets=(0, 8)), PLAIN, "at least two budgets above 0"),
     ],
 )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from bacr_jax.config.method_settings import BudgetConfig
-from bacr_jax.config.resolve import drawn, level_problems, own_tokens
+from bacr_jax.config.resolve import builtin_vocab, drawn, level_problems
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
@@ -34,43 +34,44 @@ def budget_problems(config: Config) -> Iterator[str]:
     model = config.model
     if budget.min > budget.max:
         yield (
-            f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
+            f"budget.min={budget.min} is above budget.max={budget.max}; set it to at most "
+            f"{budget.max}"
         )
     if budget.prior == "choices":
         yield from _choices(config)
     yield from level_problems(config)
     if budget.shuffle_input and config.conditioning.budget_input == "none":
         yield (
-            "budget.shuffle_input=true: the policy has no budget as input; write "
+            "budget.shuffle_input=true: the policy does not get the budget as an input; set "
             "conditioning.budget_input=embedding, or budget.shuffle_input=false"
         )
     yield from _stages(budget)
-    if budget.grace and own_tokens(config.data):
+    if budget.grace and builtin_vocab(config.data):
         yield (
-            f"budget.grace={budget.grace}: tokens of {own_tokens(config.data)} have no line break "
-            "at which thinking could end; write 0"
+            f"budget.grace={budget.grace}: tokens of {builtin_vocab(config.data)} have no line "
+            "break at which thinking could end; set it to 0"
         )
     if cuts.count > budget.min:
         yield (
             f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
-            f"distinct cuts; write at most {budget.min}, or a larger budget.min"
+            f"distinct cuts; set it to at most {budget.min}, or increase budget.min"
         )
     if isinstance(cuts.weights, tuple):
         total = math.fsum(cuts.weights)
         if len(cuts.weights) != cuts.count:
             yield (
                 f"cuts.weights: found {len(cuts.weights)} weights for cuts.count={cuts.count}; "
-                "write one per cut"
+                "list one weight per cut"
             )
         elif abs(total - 1.0) > 1e-4:
-            yield f"cuts.weights: found weights that sum to {total:g}; write weights that sum to 1"
+            yield f"cuts.weights: the weights sum to {total:g}; use weights that sum to 1"
     budgets = config.eval.budgets
     if not budgets:
-        yield f"eval.budgets: found an empty list; write budgets such as [{budget.max}]"
+        yield f"eval.budgets: the list is empty; use budgets such as [{budget.max}]"
     elif list(budgets) != sorted(set(budgets)):
         yield (
-            f"eval.budgets: found {written(budgets)}; write every budget once, in rising order: "
-            f"{written(tuple(sorted(set(budgets))))}"
+            f"eval.budgets: found {written(budgets)}; list every budget once, in increasing "
+            f"order: {written(tuple(sorted(set(budgets))))}"
         )
     answers = config.rollout.answer_tokens
     longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
@@ -78,16 +79,16 @@ def budget_problems(config: Config) -> Iterator[str]:
     if longest > most_positions:
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
-            f"{answers} a row has {longest} tokens, but {model.preset} supports at most "
-            f"{most_positions}; write smaller budgets or fewer tokens"
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and "
+            f"rollout.answer_tokens={answers} a row has {longest} tokens, but {model.preset} "
+            f"supports at most {most_positions}; use smaller budgets or fewer tokens"
         )
     locations = config.curriculum.mu0
     groups = config.data.num_groups
     if isinstance(locations, tuple) and len(locations) != groups:
         yield (
-            f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; write "
-            "one number, or one per group"
+            f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; use one "
+            "number, or one per group"
         )
 
 
@@ -97,9 +98,10 @@ def _stages(budget: BudgetConfig) -> Iterator[str]:
         limit = round(fraction * budget.max)
         if limit < budget.min:
             yield (
-                f"budget.stages={written(budget.stages)}: {written(fraction)} of budget.max="
-                f"{budget.max} is {limit} tokens, below budget.min={budget.min}; write fractions "
-                f"of at least {math.ceil(1e3 * budget.min / budget.max) / 1e3:g}"
+                f"budget.stages={written(budget.stages)}: {written(fraction)} of "
+                f"budget.max={budget.max} is {limit} tokens, which is below "
+                f"budget.min={budget.min}; use fractions of at least "
+                f"{math.ceil(1e3 * budget.min / budget.max) / 1e3:g}"
             )
             return
 
@@ -118,19 +120,19 @@ def _choices(config: Config) -> Iterator[str]:
         return
     if not rising:
         yield (
-            "budget.choices: found an empty list, which means the eval.budgets between budget.min "
-            "and budget.max, but none lies between them; write "
-            f"budgets such as [{written(budget.min)}, {written(budget.max)}]"
+            "budget.choices: the list is empty, which means the eval.budgets between budget.min "
+            "and budget.max, but none lies between them; use budgets such as "
+            f"[{written(budget.min)}, {written(budget.max)}]"
         )
     elif within != rising:
         outside = next(b for b in rising if b not in within)
         yield (
             f"budget.choices: {outside} is not between budget.min={budget.min} and "
-            f"budget.max={budget.max}; write {written(within or (budget.min, budget.max))}, or "
-            "another range"
+            f"budget.max={budget.max}; use {written(within or (budget.min, budget.max))}, or "
+            "change the range"
         )
     elif choices != rising:
         yield (
-            f"budget.choices: found {written(choices)}; write every budget once, in rising "
+            f"budget.choices: found {written(choices)}; list every budget once, in increasing "
             f"order: {written(rising)}"
         )

@@ -32,7 +32,7 @@ def check_labels(config: Config, labels: Path | None) -> None:
         return
     if len(config.data.eval) > 1 or len(evaluated_budgets(config.eval)) > 1:
         raise UserError(
-            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
+            f"--label-difficulty {labels} takes one set and one budget; pass one --data and one "
             "number in --budgets"
         )
 
@@ -49,11 +49,13 @@ def check_swap(config: Config, style: PromptFormat) -> None:
         )
     if style.budget_close and config.eval.budget_tag == "declared":
         raise UserError(
-            "--swap: the policy chooses its budget (eval.budget_tag=declared); write "
+            "--swap: the policy chooses its budget (eval.budget_tag=declared); set "
             "eval.budget_tag=given"
         )
     if len(swap_budgets(config.eval.budgets)) < 2:
-        raise UserError("--swap: needs at least two budgets above 0; write --budgets 512,1024")
+        raise UserError(
+            "--swap needs at least two budgets above 0; pass for example --budgets 512,1024"
+        )
 
 
 def positions_of_model(config: Config, tokenizer: Any) -> int:
@@ -63,7 +65,8 @@ def positions_of_model(config: Config, tokenizer: Any) -> int:
     largest = largest_evaluated(config) + config.budget.grace
     if largest >= positions:
         raise UserError(
-            f"{_largest_option(config)}: the model has {positions} positions; write fewer"
+            f"{_largest_option(config)}: the model has only {positions} positions; use a smaller "
+            "number"
         )
     return positions
 
@@ -83,7 +86,7 @@ def check_length(
         prompt = questions.longest + declared
         free = positions - prompt - answers - config.budget.grace
         if largest > free:
-            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+            advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
             raise UserError(
                 f"{_largest_option(config)}: with prompts of {prompt} tokens in {name} and answers "
                 f"of {answers} the model's {positions} positions are too few; {advice}"
@@ -154,6 +157,6 @@ def check_free(
     )
     if settings["decoding"].get("swap"):
         raise UserError(
-            f"--free {path}: was evaluated with --swap; evaluate the policy before training with "
-            "--every 16, or without"
+            f"--free {path} was evaluated with --swap; evaluate the policy before training with "
+            "--every 16, or without --every"
         )
