@@ -29,7 +29,7 @@ from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.report import table
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
-from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.checkpoint import Checkpoints, restore_target
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
@@ -125,6 +125,7 @@ class Trainer:
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+        self.run = dataclasses.replace(self.run, before_update=self._free_memory)
         self.history = history.History(folder)
         self.evaluations = Evaluations(config, folder, self.checkpoints)
         self.health = RunHealth(largest_mismatch(config))
@@ -161,12 +162,15 @@ class Trainer:
         self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
             # Checkpoints contain neither the reference policy nor the frozen base weights.
-            self.run, like = initialize.initial_state(
+            self.run, state = initialize.initial_state(
                 self.run, self.folder, self.progress, self.poll
             )
-            self._record_origin(like)
+            self._record_origin(state)
+            like = restore_target(state)
+            # Free the initial state, because memory may not suffice for two states.
+            del state
         else:
-            like = initialize.untrained_state(self.run)
+            like = initialize.abstract_state(self.run)
         _, state, _ = self.checkpoints.restore(like, step)
         initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
@@ -282,11 +286,17 @@ class Trainer:
                 on_phase=self.on_phase,
                 guard=self.guard,
             )
+        host_memory.return_freed_memory()
         self.step_metrics = done.metrics
         self._log_iteration(state, step + 1, done)
         graded_after = self.environment.shown_to_verifiers()
         self.failing_verifiers = self.verifier_watch.after_step(graded_before, graded_after)
         return state
+
+    def _free_memory(self) -> None:
+        """Frees the memory that rollouts and the last checkpoint have used, before an update."""
+        self.checkpoints.release_large_state()
+        host_memory.return_freed_memory()
 
     def _log_iteration(self, state: RunState, step: int, done: Iteration) -> None:
         """Logs the metrics and traces of a finished step, and prints its progress and warnings."""
