@@ -51,7 +51,7 @@ def test_known_versions_are_not(version):
     bacr_vllm.check_version(version)
 
 
-@pytest.mark.parametrize("name", ["shared", "words"])
+@pytest.mark.parametrize("name", ["shared", "prompt"])
 def test_what_the_engine_may_not_do(world, name, monkeypatch):
     folder = world / name / "out"
     draft = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
@@ -82,9 +82,9 @@ def test_a_folder_that_is_not_as_it_was_written(world, tmp_path):
 
 
 def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):
-    other = changed(world / "words" / "out", tmp_path / "other", thinking=None)
+    other = changed(world / "prompt" / "out", tmp_path / "other", thinking=None)
     assert not configured(other).model_config.logits_processors
-    assert len(configured(world / "words" / "out").model_config.logits_processors) == 1
+    assert len(configured(world / "prompt" / "out").model_config.logits_processors) == 1
 
 
 def test_a_folder_is_known_in_every_process_by_its_name():
