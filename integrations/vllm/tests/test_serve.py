@@ -5,6 +5,7 @@ BACR_VLLM_FOLDER names another exported folder of the ledger to serve, such as a
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import re
@@ -16,7 +17,6 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
@@ -52,8 +52,11 @@ class Endpoint:
 
     def health(self):
         """Returns the status code and the body of /health."""
-        reply = httpx.get(f"{self.url}/health", timeout=60)
-        return reply.status_code, reply.json()
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=60) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
 
 @contextlib.contextmanager
