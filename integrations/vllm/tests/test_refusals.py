@@ -65,7 +65,10 @@ def test_what_the_engine_may_not_do(world, name, monkeypatch):
 def test_folders_that_are_damaged(world, tmp_path):
     folder = world / "shared" / "out"
     cases = [
-        ({"budget_module": None}, "config.json has no budget_module; serve a folder of bacr export"),
+        (
+            {"budget_module": None},
+            "config.json has no budget_module; serve a folder of bacr export",
+        ),
         ({"thinking": None}, "config.json does not say how thinking is held"),
         ({"thinking": {"closing_ids": 3}}, "config.json does not say how thinking is held"),
         ({"budget_module": {"gate": "relu"}}, "budget_module.gate: found 'relu'; export the"),
