@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from bacr_study.figure_parts import (
     panel_title,
     saved,
 )
-from bacr_study.items import Results, estimate_of, variant_name
+from bacr_study.items import Results, estimate_of, is_shown, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
 
 # Line styles of the difficulty groups, easiest first.
@@ -406,12 +406,13 @@ def contrast_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
         charts = []
         for budget in study.focus_budgets(task):
             pairs = {name: entries.get((name, task.id, budget)) for name in study.contrasts}
-            charts.append(_forest(panel_title(task, budget), pairs, unclear="s0"))
+            shown = [name for name, entry in pairs.items() if entry and is_shown(entry)]
+            charts.append(_forest(panel_title(task, budget), pairs, highlighted=shown))
         yield StudyFigure(
             name=f"contrasts_{task.id}",
             title=CONTRASTS,
-            caption="Percentage points, 95 % intervals over seeds and problems; blue: 0 lies "
-            "outside.",
+            caption="Percentage points, 95 % intervals over seeds and problems. Blue: the interval "
+            f"that holds for all {len(entries)} differences at once (Bonferroni) excludes 0.",
             rows=[alike(charts, "x")],
         )
 
@@ -420,24 +421,23 @@ def _forest(
     title: str,
     entries: Mapping[str, Mapping[str, Any] | None],
     *,
-    unclear: str = _SIGNIFICANT_COLOUR,
+    highlighted: Collection[str] | None = None,
 ) -> Chart:
     """Draws a forest plot: one row per name with the difference and its interval.
 
     Args:
       title: title of the chart.
       entries: contrasts by name; the row of a name is empty if its entry is None.
-      unclear: colour of the differences whose interval contains 0.
+      highlighted: names of the contrasts that are drawn in colour; None for all.
     """
+    if highlighted is None:
+        highlighted = entries.keys()
     row_of_name = {name: -float(row) for row, name in enumerate(entries)}
     series = []
-    for colour in dict.fromkeys((unclear, _SIGNIFICANT_COLOUR)):
+    for colour, is_highlighted in (("s0", False), (_SIGNIFICANT_COLOUR, True)):
         by_row = {}
         for name, entry in entries.items():
-            if not entry:
-                continue
-            contains_zero = entry["low"] <= 0 <= entry["high"]
-            if colour == (unclear if contains_zero else _SIGNIFICANT_COLOUR):
+            if entry and (name in highlighted) == is_highlighted:
                 by_row[row_of_name[name]] = entry
         x, ends = _points(by_row.values())
         series.append(

@@ -23,7 +23,14 @@ from bacr_study.configured import Configured
 from bacr_study.failures import failure_rates
 from bacr_study.figure_parts import StudyFigure
 from bacr_study.figures import draw_figures
-from bacr_study.items import LEVEL, budget_phrase, difference_text, estimate_of, p_text, row_names
+from bacr_study.items import (
+    budget_phrase,
+    difference_text,
+    estimate_of,
+    is_shown,
+    row_names,
+    simultaneous,
+)
 from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Arm, Study, Sweep, Task, Variant
 from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
@@ -416,8 +423,8 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
     """Yields sentences that report which arm has the highest accuracy on each task.
 
     There is one sentence each for the smallest budget, the largest budget and the mean over
-    budgets. An arm leads only if its difference from the reference is not 0 after Holm's
-    correction.
+    budgets. An arm leads only if the simultaneous interval of its difference from the reference
+    excludes 0.
     """
     comparisons: dict[tuple[str, ...], Any] = {}
     for entry in results["comparisons"]:
@@ -455,14 +462,12 @@ def _claim(entry: Mapping[str, Any], percent: str, names: Mapping[str, str]) -> 
       names: names of the arms, by variant key.
     """
     reference = names[entry["reference"]]
-    points = f"{names[entry['variant']]} is {difference_text(entry)} points from {reference}"
-    corrected = f"Holm p {p_text(entry['p_holm'])} of {entry['tests']} tests"
-    if entry["p_holm"] < LEVEL:
-        return f"leads with {percent}: {points}, {corrected}"
-    return (
-        f"has the highest accuracy, {percent}, but no lead is shown: {points}, and 0 is within the "
-        f"corrected interval ({corrected})"
-    )
+    difference = difference_text(simultaneous(entry))
+    points = f"{names[entry['variant']]} is {difference} points from {reference}"
+    interval = f"95 % interval that holds for {entry['tests']} differences at once"
+    if is_shown(entry):
+        return f"leads with {percent}: {points} ({interval})"
+    return f"has the highest accuracy, {percent}, but no lead is shown: {points} ({interval})"
 
 
 def _accuracies(

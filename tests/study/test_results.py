@@ -86,6 +86,57 @@ def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(
     ]
 
 
+@pytest.mark.parametrize(
+    ("low", "verdict"),
+    [
+        (0.001, "leads with 62.0 %: BACR is +20.0 [+0.1, +39.9] points from Anytime"),
+        (-0.001, "no lead is shown: BACR is +20.0 [−0.1, +40.1] points from Anytime"),
+    ],
+)
+def test_a_lead_is_claimed_where_the_simultaneous_interval_leaves_out_zero(low, verdict):
+    """Holm's p is below .05 in both cases, and the interval of the one difference is narrow."""
+    arms = tuple(
+        dataclasses.replace(SMALL.arm(name), label=label)
+        for name, label in (("anytime", "Anytime"), ("bacr_paper", "BACR"))
+    )
+    study = dataclasses.replace(SMALL, arms=arms)
+    results = _results_of_a_difference(study, low)
+    text = page(results, study, [], [])
+    sentence = f"{verdict} (95 % interval that holds for 9 differences at once)"
+    assert sentence in text
+
+
+def _results_of_a_difference(study, simultaneous_low):
+    """The part of results.json that a verdict is made of: 42 % and 62 % at budget 8."""
+    means = {
+        arm: {"8": {"accuracy": {"mean": mean}}}
+        for arm, mean in (("anytime", 0.42), ("bacr_paper", 0.62))
+    }
+    entry = {
+        "task": "ledger",
+        "set": "test",
+        "budget": "8",
+        "variant": "bacr_paper",
+        "reference": "anytime",
+        "difference": 0.2,
+        "low": 0.15,
+        "high": 0.25,
+        "p_holm": 0.04,
+        "tests": 9,
+        "simultaneous_low": simultaneous_low,
+        "simultaneous_high": 0.4 - simultaneous_low,
+    }
+    return {
+        "means": {"ledger": {"test": {"sampled": means}}},
+        "comparisons": [entry],
+        "cells": {},
+        "missing": [],
+        "problems": {},
+        "provenance": {},
+        "warnings": [],
+    }
+
+
 def accuracies(study, variant, budget, mode="sampled", name="test"):
     cells = [make_cell(study, "ledger", variant, s, problems=12, steps=10) for s in study.seeds]
     return [cell.sets[name][mode][str(budget)]["accuracy"] for cell in cells]
