@@ -18,11 +18,12 @@ from bacr_study.figure_parts import (
     band,
     basis,
     budget_axis,
-    distinguishable_groups,
     ends_of,
     looks_of,
+    panel_groups,
     panel_title,
     saved,
+    star_sentence,
 )
 from bacr_study.items import Results, estimate_of, is_shown, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
@@ -53,7 +54,6 @@ _SCHEDULE = (
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
-_STAR = "The star is the recommended method."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
 # Title of the table and the figures that show the study's named contrasts.
@@ -129,7 +129,7 @@ def accuracy_figures(
     if len(study.variants()) > MOST_CURVES:
         return
     looks = looks_of(study)
-    groups = distinguishable_groups(study, looks)
+    groups = panel_groups(study, looks)
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
@@ -151,7 +151,7 @@ def accuracy_figures(
     yield StudyFigure(
         name="hard" if hard else "accuracy",
         title="Accuracy on harder problems" if hard else "Accuracy by budget",
-        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_STAR}",
+        caption=f"Mean accuracy with 95 % intervals over {basis(study)}.{star_sentence(study)}",
         rows=rows,
     )
 
@@ -194,7 +194,8 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
         name="efficiency",
         title="Accuracy against tokens really used",
         caption=f"Left: a point per budget, 95 % intervals over {basis(study)}; the shaded steps "
-        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_STAR}",
+        "are the Pareto front of the means. Right: thinking tokens used by budget."
+        f"{star_sentence(study)}",
         rows=rows,
     )
 
@@ -230,11 +231,12 @@ def _efficiency_charts(
         x, y = stepped(*zip(*pareto_front(points)))
         accuracy_series.insert(
             0,
+            # The caption explains it, and the colours belong to the methods.
             Series(
-                "Pareto front",
+                "",
                 x,
                 y,
-                "s2",
+                "soft",
                 kind="broad",
             ),
         )
@@ -285,7 +287,7 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
     if not study.references:
         return
     looks = looks_of(study)
-    groups = distinguishable_groups(study, looks)
+    groups = panel_groups(study, looks)
     rows: list[Sequence[Chart]] = []
     for task in study.tasks:
         columns = []

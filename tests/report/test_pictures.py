@@ -1,6 +1,8 @@
 """Pictures are files of the same charts, for light and for dark pages."""
 
+import dataclasses
 import io
+import json
 
 import pytest
 from PIL import Image
@@ -52,6 +54,16 @@ def test_a_failure_is_a_warning(tmp_path, capsys):
 
     assert not pictures.attempt(tmp_path / "a.png", "t", fail)
     assert "a.png: can't be drawn (no font)" in capsys.readouterr().err
+
+
+def test_a_row_has_equal_names_at_the_y_axis_once():
+    names = [(1.0, "first"), (2.0, "second")]
+    named = dataclasses.replace(chart(), y=Axis("y", ticks=names))
+    other = dataclasses.replace(chart(), y=Axis("y", ticks=[(1.0, "third")]))
+    (row,) = pictures.picture("t", [[named, named, other]])["vconcat"]
+    texts = [json.dumps(part) for part in row["hconcat"]]
+    assert ["first" in text for text in texts] == [True, False, False]
+    assert "third" in texts[2]
 
 
 def legends(spec):

@@ -11,10 +11,12 @@ import pytest
 from scipy import stats
 
 from bacr_jax.report import plots
+from bacr_jax.report.looks import STAR
 from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
+from bacr_study.figure_parts import star_sentence
 from bacr_study.results import as_text, build_results, page, without_times, write_results
 from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import holm
@@ -502,17 +504,27 @@ class TestFigures:
         assert len({(look.colour, look.marker) for look in looks.values()}) == len(study.arms)
         assert [name for name, look in looks.items() if look.marker == "*"] == ["bacr_robust"]
 
-    def test_of_many_arms_no_panel_has_two_of_a_colour_and_each_has_the_reference(self):
+    def test_of_many_arms_each_panel_has_the_reference_and_as_many_curves(self):
         few = main_study()
-        assert figures.distinguishable_groups(few, figures.looks_of(few)) == [list(few.variants())]
+        assert figures.panel_groups(few, figures.looks_of(few)) == [list(few.variants())]
         more = [dataclasses.replace(few.arms[0], id=f"more-{i}") for i in range(12)]
         study = dataclasses.replace(few, arms=(*few.arms, *more))
         looks = figures.looks_of(study)
-        rows = figures.distinguishable_groups(study, looks)
-        assert len(rows) > 1 and {v for row in rows for v in row} == set(study.variants())
-        for row in rows:
-            own = {looks[variant.key].colour for variant in row if variant.arm != "anytime"}
-            assert len(own) == len(row) - 1 and "anytime" in {variant.arm for variant in row}
+        panels = figures.panel_groups(study, looks)
+        assert len(panels) == 2 and {v for row in panels for v in row} == set(study.variants())
+        assert all("anytime" in {variant.arm for variant in panel} for panel in panels)
+        assert abs(len(panels[0]) - len(panels[1])) <= 1
+        # Curves of one colour are spread over the panels.
+        for colour in {look.colour for look in looks.values()}:
+            counts = [sum(looks[v.key].colour == colour for v in panel) for panel in panels]
+            assert max(counts) - min(counts) <= 1
+
+    @pytest.mark.parametrize(("arm", "has_star"), [("bacr-robust", True), ("bacr_paper", False)])
+    def test_a_caption_explains_the_star_where_one_is(self, arm, has_star):
+        study = main_study(arms=(Arm("anytime", "A"), Arm(arm, "B")))
+        assert ("star" in star_sentence(study)) == has_star
+        stars = [key for key, look in figures.looks_of(study).items() if look.marker == STAR]
+        assert bool(stars) == has_star
 
 
 def test_equal_runs_that_took_another_time_give_the_same_results_file(tmp_path):

@@ -3,6 +3,7 @@
 `figures` and studies call these functions. vl-convert draws without a browser and without network.
 """
 
+import dataclasses
 import json
 import re
 import textwrap
@@ -65,7 +66,7 @@ def picture(
     drawn_rows = []
     for row in rows:
         drawn = []
-        for chart in row:
+        for chart in _with_shared_names(row):
             spec = _chart(chart, theme, looks, position or _own_legend(chart, explained, width))
             drawn.append({"width": width, "height": height, **spec})
         drawn_rows.append({"hconcat": drawn, **_sharing(shared=bool(legend))})
@@ -77,6 +78,18 @@ def picture(
         "padding": 12,
         **_sharing(shared=bool(legend)),
     }
+
+
+def _with_shared_names(row: Sequence[Chart]) -> list[Chart]:
+    """Returns the charts of a row, with equal names at the y axis only at the first of them."""
+    charts = list(row[:1])
+    for chart in row[1:]:
+        named = chart.y.ticks
+        if named and named == row[0].y.ticks:
+            unnamed = [(value, "") for value, _ in named]
+            chart = dataclasses.replace(chart, y=dataclasses.replace(chart.y, ticks=unnamed))
+        charts.append(chart)
+    return charts
 
 
 def _title(text: str, caption: str, width: int) -> Spec:
