@@ -5,6 +5,7 @@ import io
 import json
 
 import pytest
+import vl_convert
 from PIL import Image
 
 from bacr_jax.errors import UserError
@@ -64,6 +65,17 @@ def test_a_row_has_equal_names_at_the_y_axis_once():
     texts = [json.dumps(part) for part in row["hconcat"]]
     assert ["first" in text for text in texts] == [True, False, False]
     assert "third" in texts[2]
+
+
+def test_a_dashed_curve_has_a_whole_marker_in_the_legend():
+    dashed = Series("before", [1, 2], [1.0, 2.0], "s0", line="--", marker="s")
+    solid = Series("after", [1, 2], [2.0, 1.0], "s1", marker="o")
+    spec = pictures.picture("t", [[chart("c", dashed, solid)]])
+    drawn = json.dumps(vl_convert.vegalite_to_vega(json.dumps(spec)))
+    _, text = drawn.split('"legends": ')
+    ((legend,), _) = json.JSONDecoder().raw_decode(text)
+    assert "shape" in legend and "strokeDash" not in legend
+    assert '"strokeDash": {"value": [5, 3]}' in drawn
 
 
 def legends(spec):

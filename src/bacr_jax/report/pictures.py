@@ -103,7 +103,7 @@ def _title(text: str, caption: str, width: int) -> Spec:
 
 def _sharing(*, shared: bool) -> Spec:
     kind = "shared" if shared else "independent"
-    channels = ("color", "shape", "strokeDash")
+    channels = ("color", "shape")
     return {"resolve": {"scale": dict.fromkeys(channels, kind)}}
 
 
