@@ -1,10 +1,11 @@
-"""Draws pictures of docs/ for light and dark pages.
+"""Draws the pictures of docs/ that no study draws, for light and dark pages.
 
     python docs/images/make_pictures.py
 
-Writes main, quickstart, smollm2 and smollm2_gsm8k next to this file, each with its variant for dark
-pages. The first two show committed cells. The others show tables of docs/smollm2-runs.md, because
-the files of these runs were not kept.
+Writes main, quickstart, smollm2 and smollm2_gsm8k next to this file, and the pictures of the
+variance research into docs/results, each with its variant for dark pages. smollm2 and
+smollm2_gsm8k show tables of docs/smollm2-runs.md, because the files of these runs were not kept.
+All others show committed results.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from bacr_jax.report.looks import REFERENCE, looks_of
 from bacr_study.archive import CELLS, unpack
 from bacr_study.cells import read_cells
 from bacr_study.configured import with_sets
+from bacr_study.figure_parts import StudyFigure, saved
 from bacr_study.figures import accuracy_figures
 from bacr_study.plan import plan_runs
 from bacr_study.results import build_results
@@ -32,12 +34,21 @@ from bacr_study.study_file import read_study
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
-# Benchmarks are scripts, not a package.
-sys.path.insert(0, str(ROOT / "benchmarks"))
+# Benchmarks are scripts, and research is not installed.
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 from pack_study import small_picture  # noqa: E402
 from quickstart import mean_of  # noqa: E402
+from research.variance import report as variance_report  # noqa: E402
 
+RESULTS = ROOT / "docs" / "results"
+# Pictures of the variance research: folder, file of results, regime of budgets, name.
+VARIANCE = (
+    ("variance-cpu", "variance.json.xz", "common", "variance_common"),
+    ("variance-cpu", "variance.json.xz", "independent", "variance_independent"),
+    ("variance-training-cpu", "variance.json.xz", "training", "variance_training"),
+    ("variance-search-cpu", "seed-11.json.xz", "common", "seed-11"),
+)
 RUNS_PAGE = ROOT / "docs" / "smollm2-runs.md"
 # An entry of the tables: accuracy and interval in percent, mean thinking tokens.
 ENTRY = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\],? ([\d.]+)")
@@ -73,15 +84,46 @@ def main() -> None:
     entries = {name: (look, column) for (name, look), column in zip(policies.items(), columns)}
     charts = table_charts([32, 64, 128, 192], entries)
     draw("smollm2_gsm8k", "SmolLM2-135M on GSM8K: equal generated tokens", [charts])
+    for folder_name, results, regime, name in VARIANCE:
+        draw_variance(RESULTS / folder_name, results, regime, name)
+    predicted = variance_report.predicted_figure(
+        read_json(RESULTS / VARIANCE[2][0] / VARIANCE[2][1])
+    )
+    draw_figure(predicted, RESULTS / "variance-training-cpu" / "variance_predicted.png")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a compressed JSON file."""
+    return json.loads(lzma.decompress(path.read_bytes()))
 
 
 def draw(name: str, title: str, rows: Sequence[Sequence[Chart]]) -> None:
     """Draws a picture for light and dark pages, and reduces the files to 128 colours."""
     path = FOLDER / f"{name}.png"
     pictures.save_both(path, title, rows)
+    reduce_colours(path)
+
+
+def reduce_colours(path: Path) -> None:
+    """Reduces a picture and its variant for dark pages to 128 colours."""
     for file in (path, pictures.dark_path(path)):
         file.write_bytes(small_picture(file))
         print(file)
+
+
+def draw_figure(figure: StudyFigure, path: Path) -> None:
+    """Draws a figure into a PNG file and its variant for dark pages."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in saved(figure, Path(folder)):
+            if file.suffix == ".png":
+                shutil.copy(file, path.with_name(file.name.replace(figure.name, path.stem)))
+    reduce_colours(path)
+
+
+def draw_variance(folder: Path, results: str, regime: str, name: str) -> None:
+    """Draws the noise of all baselines for one regime of budgets."""
+    figure = variance_report.noise_figure(read_json(folder / results), regime)
+    draw_figure(figure, folder / f"{name}.png")
 
 
 def study_chart() -> Chart:
@@ -97,7 +139,7 @@ def study_chart() -> Chart:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(ROOT / "docs" / "results" / "main-cpu" / CELLS, folder)
+        shutil.copy(RESULTS / "main-cpu" / CELLS, folder)
         unpack(folder)
         # The evaluation sets of the tasks are in the configs of the runs.
         study = with_sets(study, plan_runs(study, folder))
@@ -109,7 +151,7 @@ def study_chart() -> Chart:
 
 def quickstart_charts() -> list[list[Chart]]:
     """Returns the charts of the quickstart's runs: accuracy by budget, then by tokens."""
-    packed = (ROOT / "docs" / "results" / "quickstart-cpu" / CELLS).read_bytes()
+    packed = (RESULTS / "quickstart-cpu" / CELLS).read_bytes()
     runs = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
     evaluations: dict[str, list[Any]] = {"warm-up": [], "BACR": [], "GRPO": []}
     for run in runs:

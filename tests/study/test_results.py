@@ -91,8 +91,8 @@ def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(
 @pytest.mark.parametrize(
     ("low", "verdict"),
     [
-        (0.001, "leads with 62.0 %: BACR is +20.0 [+0.1, +39.9] points from Anytime"),
-        (-0.001, "no lead is shown: BACR is +20.0 [−0.1, +40.1] points from Anytime"),
+        (0.001, "and leads Anytime by +20.0 [+0.1, +39.9] points"),
+        (-0.001, "but no lead over Anytime is shown: +20.0 [−0.1, +40.1] points"),
     ],
 )
 def test_a_lead_is_claimed_where_the_simultaneous_interval_leaves_out_zero(low, verdict):
@@ -104,8 +104,22 @@ def test_a_lead_is_claimed_where_the_simultaneous_interval_leaves_out_zero(low, 
     study = dataclasses.replace(SMALL, arms=arms)
     results = _results_of_a_difference(study, low)
     text = page(results, study, [], [])
-    sentence = f"{verdict} (95 % interval that holds for 9 differences at once)"
-    assert sentence in text
+    sentence = f"BACR has the highest accuracy, 62.0 %, {verdict}"
+    assert f"{sentence} (95 % interval that holds for 9 differences at once)" in text
+
+
+def test_the_lead_of_a_reference_is_that_over_the_second_best():
+    arms = (Arm("bacr_paper", "BACR"), Arm("cot", "CoT"), Arm("anytime", "Anytime"))
+    study = dataclasses.replace(SMALL, arms=arms, reference=("cot", "bacr_paper"))
+    results = _results_of_a_difference(study, 0.001)
+    results["means"]["ledger"]["test"]["sampled"]["cot"] = {"8": {"accuracy": {"mean": 0.1}}}
+    (with_anytime,) = results["comparisons"]
+    over_cot = {**with_anytime, "reference": "cot"}
+    second = {"variant": "anytime", "reference": "bacr_paper", "difference": -0.2}
+    ends = {"simultaneous_low": -0.39, "simultaneous_high": -0.01}
+    results["comparisons"] = [over_cot, {**with_anytime, **second, **ends}]
+    text = page(results, study, [], [])
+    assert "BACR has the highest accuracy, 62.0 %, and leads Anytime by +20.0 [+1.0, +39.0]" in text
 
 
 def _results_of_a_difference(study, simultaneous_low):
@@ -466,7 +480,9 @@ class TestWriting:
         order = [text.index(f'id="{name}"') for name in ("verdict", "figures", "tables")]
         own = text.replace(plots.library(), "")
         assert order == sorted(order) and own.count("<table>") == own.count("<details><summary>")
-        assert re.search(r"budget 8: .* has the highest accuracy, .* but no lead is shown: ", text)
+        assert re.search(
+            r"budget 8: .* has the highest accuracy, .* but no lead over .* is shown: ", text
+        )
         links = [link for link in tags.links if not link.startswith(("data:", "#"))]
         # Links lead to the files of the study.
         assert {"results.json", "figures/accuracy.pdf", "tables/accuracy.tex"} <= set(links)
