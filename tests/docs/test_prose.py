@@ -51,7 +51,7 @@ def test_no_line_of_prose_is_longer_than_a_review_shows(page):
 # Words of a page, and of all pages in docs together. configuration.md is written by a script, and
 # metrics.md has a row for every number of a run.
 PAGE_WORDS = 2500
-ALL_WORDS = 56_500
+ALL_WORDS = 56_400
 REFERENCE = ("configuration.md", "metrics.md")
 TAG = re.compile(r"</?(?:picture|source|img)\b[^>]*>")
 
