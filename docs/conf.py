@@ -130,7 +130,7 @@ FENCE = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 # A picture for light and for dark pages, as a code host shows it.
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
-    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)" width="(?P<width>\d+)">\s*</picture>'
+    r'<img alt="(?P<alt>[^"]+)"\s+src="(?P<light>[^"]+)" width="(?P<width>\d+)">\s*</picture>'
 )
 THEMED_IMAGE = "```{{image}} {path}\n:class: only-{theme}\n:alt: {alt}\n:width: {width}px\n```\n"
 PAGE = re.compile(r"(?:docs/)?[\w/.-]+\.md")
