@@ -86,7 +86,8 @@ class HostArray:
         if not like.committed:
             return cls(array.shape, None, {"": array})
         indices = like.sharding.addressable_devices_indices_map(array.shape).values()
-        shards = {str(index): array[index] for index in indices}
+        # An index of a scalar gives a NumPy number, which is no array.
+        shards = {str(index): np.asarray(array[index]) for index in indices}
         return cls(array.shape, like.sharding, shards)
 
     def to_save(self) -> np.ndarray | jax.Array:
