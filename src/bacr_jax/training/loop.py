@@ -45,6 +45,7 @@ from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import failures, initialize, stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.evaluations import FRAME, Evaluations
+from bacr_jax.training.limited_updates import LimitedUpdates
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.output import (
     evaluation_notes,
@@ -64,7 +65,12 @@ from bacr_jax.training.run_summary import (
     start_lines,
 )
 from bacr_jax.training.served import largest_mismatch, with_servers
-from bacr_jax.training.undo import make_guard
+from bacr_jax.training.undo import (
+    GuardedRunState,
+    make_guard,
+    with_empty_snapshot,
+    without_snapshot,
+)
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Params, Poll
 
@@ -130,6 +136,7 @@ class Trainer:
         self.evaluations = Evaluations(config, folder, self.checkpoints)
         self.health = RunHealth(largest_mismatch(config))
         self.guard = make_guard(config.train)
+        self.limited = LimitedUpdates()
         self.verifier_watch = VerifierWatch()
         self.failing_verifiers: list[str] = []
         self.step_metrics: dict[str, float] = {}
@@ -159,6 +166,7 @@ class Trainer:
         for line in differences(meta, description):
             self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
+        self.limited = LimitedUpdates(**meta.get("limited_updates", {}))
         self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
             # Checkpoints contain neither the reference policy nor the frozen base weights.
@@ -171,7 +179,7 @@ class Trainer:
             del state
         else:
             like = initialize.abstract_state(self.run)
-        _, state, _ = self.checkpoints.restore(like, step)
+        state = self._restore(like, step, meta.get("before_update"))
         initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
         if self.writes:
@@ -193,6 +201,22 @@ class Trainer:
             self.took = history.recorded_seconds(self.folder, step)
         self.progress.print_line(f"resumed {self.folder.path} at step {step}")
         return state, step
+
+    def _restore(self, like: RunState, step: int, snapshot: dict[str, Any] | None) -> RunState:
+        """Restores the state of a checkpoint, and the snapshot of the update guard.
+
+        Args:
+          like: state with the shapes and shardings of the saved state.
+          snapshot: metadata of the snapshot in the checkpoint. None if there is no snapshot.
+        """
+        saved_like = like if snapshot is None else with_empty_snapshot(like)
+        _, state, _ = self.checkpoints.restore(saved_like, step)
+        if snapshot is None:
+            return state
+        assert isinstance(state, GuardedRunState)
+        if self.guard is not None:
+            self.guard.load(state.before_update, like.train, snapshot)
+        return without_snapshot(state)
 
     def _record_origin(self, start: RunState) -> None:
         """Records digests of the initial weights, and copies them as the reference of a KL penalty.
@@ -226,6 +250,7 @@ class Trainer:
             "step": step,
             "best": self.evaluations.best_record,
             "wall_seconds": self.wall_seconds,
+            "limited_updates": self.limited._asdict(),
             **self.origin,
             **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
         }
@@ -288,6 +313,7 @@ class Trainer:
             )
         host_memory.return_freed_memory()
         self.step_metrics = done.metrics
+        self.limited = self.limited.after(done.metrics)
         self._log_iteration(state, step + 1, done)
         graded_after = self.environment.shown_to_verifiers()
         self.failing_verifiers = self.verifier_watch.after_step(graded_before, graded_after)
@@ -386,6 +412,8 @@ class Trainer:
         meta = self.describe(step)
         if self.writes:
             meta["history"] = self.history.now(self.evaluations.records)
+        if self.guard is not None:
+            state, meta["before_update"] = self.guard.to_save(state)
         self.checkpoints.save(step, state, meta)
 
     @contextlib.contextmanager
@@ -530,6 +558,8 @@ class Trainer:
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"
         )
+        for line in self.limited.lines():
+            self.progress.print_line(line)
         for name, of_set in worse.items():
             warn_of_declines(self.progress, name, of_set)
         best = self.evaluations.best
@@ -552,6 +582,7 @@ class Trainer:
             "steps": step,
             "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
+            "limited_updates": self.limited._asdict(),
             "best": self.evaluations.best_record,
             "declines": {
                 name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()
