@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bacr_jax.config.cli import Parser, entry_point, uninterrupted
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import locate, names
 
 
@@ -39,11 +40,11 @@ def run_lines(run: Path) -> Iterator[str]:
     from bacr_jax.runs.saved_policy import read_config
 
     config = read_config(run)
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     preset = preset_of(config)
-    yield f"{run}: {method_text(config, method.name)}"
+    yield f"{run}: {method_text(preset_of(config), method.name)}"
     changes = preset.changes if preset is not None else ()
-    differing = departures(config, method)
+    differing = departures(resolve(config).method, method)
     for heading, lines in (
         ("differs from the preset in", changes),
         ("differs from the method's publication in", differing),
@@ -62,7 +63,7 @@ def preset_line(name: str) -> str:
     from bacr_jax.methods.published import unverified
     from bacr_jax.methods.registry import make_method
 
-    method = make_method(config_io.load([str(locate(name))], []))
+    method = make_method(resolve(config_io.load([str(locate(name))], [])).method)
     keys = unverified(method)
     remark = f"  not verified: {', '.join(keys)}" if keys else ""
     return f"{name.rpartition('/')[2]:20}{method.name}{remark}"

@@ -28,11 +28,11 @@ def test_a_changed_value_is_counted_and_listed():
         "reward.coefficient=0.5 (bacr-robust: 0.3)",
         "loss.clip_low=0.1 (bacr-robust: 0.2)",
     )
-    assert method_text(config, "BACR") == "bacr-robust with 2 changes (BACR)"
+    assert method_text(preset_of(config), "BACR") == "bacr-robust with 2 changes (BACR)"
 
 
 def test_a_method_of_the_users_own_and_one_far_from_every_preset_have_no_preset():
     own = config_io.load(["quickstart"], ["method=mine.py"])
-    assert preset_of(own) is None and method_text(own, "Mine") == "Mine"
+    assert preset_of(own) is None and method_text(preset_of(own), "Mine") == "Mine"
     far = config_io.load(["quickstart"], ["method=anytime"])
     assert preset_of(far) is None

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bacr_jax.config.method_settings import BudgetConfig
 from bacr_jax.config.resolve import drawn, level_problems, own_tokens
@@ -37,8 +37,8 @@ def budget_problems(config: Config) -> Iterator[str]:
             f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
         )
     if budget.prior == "choices":
-        yield from _choices(config)
-    yield from level_problems(config)
+        yield from _choices(budget, config.eval.budgets)
+    yield from level_problems(budget)
     if budget.shuffle_input and config.conditioning.budget_input == "none":
         yield (
             "budget.shuffle_input=true: the policy has no budget as input; write "
@@ -104,17 +104,16 @@ def _stages(budget: BudgetConfig) -> Iterator[str]:
             return
 
 
-def _choices(config: Config) -> Iterator[str]:
+def _choices(budget: BudgetConfig, evaluated: Sequence[int]) -> Iterator[str]:
     """Yields an error message if the list of budgets for `budget.prior=choices` is invalid.
 
     The budgets must be between `budget.min` and `budget.max`, unique and in increasing order.
     """
-    budget = config.budget
-    choices = drawn(config)
+    choices = drawn(budget, evaluated)
     rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
     # Either mistake leaves no budget to choose from and has an error message of its own.
-    if budget.min > budget.max or not (budget.choices or config.eval.budgets):
+    if budget.min > budget.max or not (budget.choices or evaluated):
         return
     if not rising:
         yield (

@@ -67,14 +67,13 @@ def preset_of(config: Config) -> Preset | None:
     return best
 
 
-def method_text(config: Config, title: str) -> str:
+def method_text(preset: Preset | None, title: str) -> str:
     """Returns the preset's name and the method's title, such as `bacr-robust (BACR)`.
 
     Args:
-      config: config of the run.
+      preset: preset that the run's config follows (`preset_of`), or None.
       title: title of the method. It is returned alone if the config follows no preset.
     """
-    preset = preset_of(config)
     return title if preset is None else f"{preset.text} ({title})"
 
 

@@ -88,7 +88,7 @@ def open_served(
         is too short.
     """
     config = saved.config
-    largest = largest_evaluated(config)
+    largest = largest_evaluated(config.budget, config.eval)
     section = describe(
         resolve(config).limits,
         environment.tokenizer,
@@ -111,7 +111,7 @@ def open_served(
             f"--engine vllm: the server's rows have {server.length} tokens and {needed} are "
             f"needed; start it with --max-model-len {needed}, or write smaller --budgets"
         )
-    policy = policy_of(config, environment.vocab_size, 1)
+    policy = policy_of(resolve(config), environment.vocab_size, 1)
     no_params = cast(Any, None)
     spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
     asking = Asking(rules, without_tag(environment))
@@ -141,7 +141,7 @@ def open_source(
     decoder = open_decoder(
         saved,
         environment.vocab_size,
-        max_thinking=largest_evaluated(saved.config),
+        max_thinking=largest_evaluated(saved.config.budget, saved.config.eval),
         slots=slots,
         num_devices=devices,
     )

@@ -133,7 +133,7 @@ def model_card(exported: Exported) -> str:
         budget=config.budget,
         rollout=config.rollout,
         head=yaml.safe_dump(head, sort_keys=False),
-        cap=cap(config),
+        cap=cap(config.budget),
         budget_in_prompt=exported.merged or exported.words or exported.style.budget_close,
         tables=tables,
         base=exported.base and f"`{exported.base.absolute().name}`",

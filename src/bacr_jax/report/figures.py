@@ -148,7 +148,7 @@ def draw_run(run: RunData) -> None:
 
 
 def _training_rows(run: RunData) -> list[list[Chart]]:
-    charts = training_charts(run.metrics, run.config)
+    charts = training_charts(run.metrics, run.config.budget.prior)
     return [charts[start : start + 3] for start in range(0, len(charts), 3)]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import fingerprints, thinking_section, tokenizers
@@ -52,7 +53,9 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
         return trained
     from bacr_jax.runs.initial import read_base
 
-    return {**read_base(folder, read_config(folder), state, base), **trained}
+    config = read_config(folder)
+    weights = read_base(folder, resolve(config).policy, config.warmup, state, base)
+    return {**weights, **trained}
 
 
 def _state_folder(folder: Path, step: int) -> Path:
@@ -60,11 +63,15 @@ def _state_folder(folder: Path, step: int) -> Path:
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
-def trained_style(config: Config) -> PromptFormat:
-    """Returns the prompt format that a run was trained with."""
+def trained_style(settings: MethodSettings) -> PromptFormat:
+    """Returns the prompt format that a run was trained with.
+
+    Args:
+      settings: settings of the run's method.
+    """
     from bacr_jax.methods.registry import declares_budget
 
-    return format_for(config.data, declares_budget=declares_budget(config))
+    return format_for(settings.data, declares_budget=declares_budget(settings))
 
 
 def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
@@ -82,11 +89,12 @@ def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> 
     from bacr_jax.runs.checkpoint import read_meta
     from bacr_jax.runs.provenance import check_same_prompts
 
+    style = trained_style(resolve(config).method)
     now = {
         "tokenizer": fingerprints.tokenizer_fingerprint(tokenizer),
-        "template": fingerprints.template_fingerprint(tokenizer, trained_style(config)),
+        "template": fingerprints.template_fingerprint(tokenizer, style),
     }
-    check_same_prompts(read_meta(_state_folder(run, step)), now, config, run)
+    check_same_prompts(read_meta(_state_folder(run, step)), now, config_io.flatten(config), run)
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ class SavedPolicy:
         from bacr_jax.runs import setup
 
         if self.step is not None:
-            tokenizer = setup.run_tokenizer(self.config)
+            tokenizer = setup.run_tokenizer(self.config.data, self.config.model)
             if self.trained is not None:
                 check_trained_with(self.folder, self.step, self.trained, tokenizer)
             return tokenizer
