@@ -34,6 +34,7 @@ def run_lines(run: Path) -> Iterator[str]:
     Raises:
       UserError: the folder contains no run.
     """
+    from bacr_jax.config import io as config_io
     from bacr_jax.config.presets import method_text, preset_of
     from bacr_jax.methods.published import departures
     from bacr_jax.methods.registry import load_method
@@ -41,8 +42,8 @@ def run_lines(run: Path) -> Iterator[str]:
 
     config = read_config(run)
     method = load_method(resolve(config).method)
-    preset = preset_of(config)
-    yield f"{run}: {method_text(preset_of(config), method.name)}"
+    preset = preset_of(config_io.flatten(config))
+    yield f"{run}: {method_text(preset, method.name)}"
     changes = preset.changes if preset is not None else ()
     differing = departures(resolve(config).method, method)
     for heading, lines in (

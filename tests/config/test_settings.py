@@ -8,6 +8,7 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.checks import problems
 from bacr_jax.config.settings import (
     GraderSettings,
     MethodSettings,
@@ -115,3 +116,15 @@ def test_the_values_of_a_method_follow_from_the_sections_it_has_now():
 def test_a_setting_that_no_method_reads_is_refused_with_those_that_it_can_read():
     with pytest.raises(AttributeError, match="no setting 'mesh'; read one of method, conditioning"):
         getattr(MethodSettings(), "mesh")  # noqa: B009
+
+
+@pytest.mark.parametrize("budget_input", ["embedding", "prompt"])
+def test_a_config_that_contradicts_itself_is_resolved_and_then_refused(budget_input):
+    """The checks read derived values of every config whose numbers are within their bounds."""
+    conflicts = ("eval.budgets=[]", "budget.min=64", "budget.max=8", "budget.prior=choices")
+    config, settings = of(*conflicts, f"conditioning.budget_input={budget_input}")
+    assert settings.task.largest_budget == 8
+    lines = list(problems(config, lambda method: iter([f"method {method.method}"])))
+    assert any("eval.budgets: found an empty list" in line for line in lines)
+    assert any("budget.min=64: is above budget.max=8" in line for line in lines)
+    assert lines[-1] == "method bacr"

@@ -4,10 +4,10 @@
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from bacr_jax.config.method_settings import BudgetConfig
-from bacr_jax.config.resolve import drawn, level_problems, own_tokens
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
@@ -22,12 +22,19 @@ PRESETS = {
     **dict.fromkeys([*_R1, "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"], 131072),
     "smollm2-135m": 8192,
 }
+# Allowed names of budgets in `budget.levels`.
+_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def budget_problems(config: Config) -> Iterator[str]:
+def budget_problems(config: Config, tokens: str | None, choices: tuple[int, ...]) -> Iterator[str]:
     """Yields an error message for each conflict between settings of budgets.
 
     The settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
+
+    Args:
+      config: the config to check.
+      tokens: name of the built-in tokenizer, or None.
+      choices: budgets from which `budget.prior=choices` samples.
     """
     budget = config.budget
     cuts = config.cuts
@@ -37,7 +44,7 @@ def budget_problems(config: Config) -> Iterator[str]:
             f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
         )
     if budget.prior == "choices":
-        yield from _choices(budget, config.eval.budgets)
+        yield from _choices(budget, choices, config.eval.budgets)
     yield from level_problems(budget)
     if budget.shuffle_input and config.conditioning.budget_input == "none":
         yield (
@@ -45,9 +52,9 @@ def budget_problems(config: Config) -> Iterator[str]:
             "conditioning.budget_input=embedding, or budget.shuffle_input=false"
         )
     yield from _stages(budget)
-    if budget.grace and own_tokens(config.data):
+    if budget.grace and tokens:
         yield (
-            f"budget.grace={budget.grace}: tokens of {own_tokens(config.data)} have no line break "
+            f"budget.grace={budget.grace}: tokens of {tokens} have no line break "
             "at which thinking could end; write 0"
         )
     if cuts.count > budget.min:
@@ -91,6 +98,21 @@ def budget_problems(config: Config) -> Iterator[str]:
         )
 
 
+def level_problems(budget: BudgetConfig) -> Iterator[str]:
+    """Yields an error message for each invalid name in `budget.levels`.
+
+    `budget.levels` maps names such as `low` to budgets in tokens. A name must start with a letter
+    and must not be `none`, so that it can't be confused with a number or with the word for no
+    budget.
+    """
+    for name in budget.levels:
+        if not _LEVEL.fullmatch(name) or name == "none":
+            yield (
+                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
+                "- and _, and not none"
+            )
+
+
 def _stages(budget: BudgetConfig) -> Iterator[str]:
     """Yields an error message if a stage of `budget.stages` has only budgets below `budget.min`."""
     for fraction in budget.stages:
@@ -104,12 +126,13 @@ def _stages(budget: BudgetConfig) -> Iterator[str]:
             return
 
 
-def _choices(budget: BudgetConfig, evaluated: Sequence[int]) -> Iterator[str]:
+def _choices(
+    budget: BudgetConfig, choices: tuple[int, ...], evaluated: Sequence[int]
+) -> Iterator[str]:
     """Yields an error message if the list of budgets for `budget.prior=choices` is invalid.
 
     The budgets must be between `budget.min` and `budget.max`, unique and in increasing order.
     """
-    choices = drawn(budget, evaluated)
     rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
     # Either mistake leaves no budget to choose from and has an error message of its own.

@@ -12,7 +12,7 @@ from typing import Any
 
 from bacr_client.server import is_address
 from bacr_grading.verifier_spec import grader_problem
-from bacr_jax.config.budget_checks import PRESETS, budget_problems
+from bacr_jax.config.budget_checks import PRESETS, budget_problems, level_problems
 from bacr_jax.config.fields import Key, inside, range_text, walk
 from bacr_jax.config.method_settings import (
     BudgetConfig,
@@ -26,10 +26,7 @@ from bacr_jax.config.resolve import (
     CORRECT,
     adapter_problems,
     function_name,
-    level_problems,
     mixture,
-    own_tokens,
-    reward_shares,
     samples_problems,
     selection_problems,
 )
@@ -113,8 +110,8 @@ def _grader(grader: str | None, data: DataConfig) -> Iterator[str]:
         yield "data.answers=verbatim: the ledger makes its answers; write parsed"
 
 
-def _rewards(reward: RewardConfig) -> Iterator[str]:
-    """Yields an error message for each problem of the section `reward`."""
+def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]:
+    """Yields an error message for each problem of the section `reward` and its shares."""
     weights = reward.weights
     if weights and CORRECT not in weights:
         yield (
@@ -132,7 +129,7 @@ def _rewards(reward: RewardConfig) -> Iterator[str]:
             f"reward.weights: two rewards have the name {repeated[0]!r}, and metrics are named "
             "after them; write functions with different names"
         )
-    if reward.normalize_each and not reward_shares(reward):
+    if reward.normalize_each and not shares:
         yield "reward.normalize_each=true: reward.weights has no second reward; write one, or false"
 
 
@@ -228,7 +225,7 @@ def _custom_shape(model: ModelConfig) -> Iterator[str]:
         )
 
 
-def _sources(data: DataConfig, model: ModelConfig) -> Iterator[str]:
+def _sources(data: DataConfig, model: ModelConfig, tokens: str | None) -> Iterator[str]:
     """Yields an error message for each problem of the data sets and their tokenizer."""
     if not data.eval:
         yield "data.eval: found an empty list; write at least one set, such as [ledger]"
@@ -263,7 +260,6 @@ def _sources(data: DataConfig, model: ModelConfig) -> Iterator[str]:
             + ("[ledger]" if procedural else "sets in natural language only")
         )
     setting_of = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
-    tokens = own_tokens(data)
     if tokens and (model.path or model.tokenizer):
         key = "model.path" if model.path else "model.tokenizer"
         yield f"{key}: {setting_of[tokens]} has its own small model and tokenizer; write null"
@@ -275,7 +271,9 @@ def _sources(data: DataConfig, model: ModelConfig) -> Iterator[str]:
         )
 
 
-def _groups(data: DataConfig, conditioning: ConditioningConfig) -> Iterator[str]:
+def _groups(
+    data: DataConfig, conditioning: ConditioningConfig, tokens: str | None
+) -> Iterator[str]:
     """Yields an error message for each problem of the difficulty groups and their levels."""
     procedural = data.train == "ledger"
     if data.groups == "level" and data.num_groups > NUM_LEVELS:
@@ -303,18 +301,18 @@ def _groups(data: DataConfig, conditioning: ConditioningConfig) -> Iterator[str]
         )
     if procedural and data.prompt_format != "auto":
         yield f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
-    if own_tokens(data) and conditioning.prompt_text != ConditioningConfig().prompt_text:
+    if tokens and conditioning.prompt_text != ConditioningConfig().prompt_text:
         yield (
             "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out"
         )
 
 
 def _warmup_of_pretrained(
-    warmup: WarmupConfig, data: DataConfig, model: ModelConfig
+    warmup: WarmupConfig, model: ModelConfig, tokens: str | None
 ) -> Iterator[str]:
     """Yields an error message if defaults for a model from scratch warm up a pretrained model."""
     # A set with its own tokens has no pretrained model, which another check reports.
-    if not warmup.steps or not model.path or own_tokens(data):
+    if not warmup.steps or not model.path or tokens:
         return
     names = [
         name for name in _FROM_SCRATCH if getattr(warmup, name) == getattr(WarmupConfig(), name)
@@ -539,20 +537,22 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     yield from out_of_range
     if out_of_range:
         return
+    resolved = resolve(config)
+    tokens = resolved.task.own_tokens
     model = config.model
     data = config.data
     yield from _blank_texts(settings)
     yield from _grader(config.grader, data)
-    yield from _rewards(config.reward)
+    yield from _rewards(config.reward, resolved.method.reward_shares)
     yield from _words(config.conditioning)
     yield from _prompt_date(data)
     yield from _model(model, config.rollout, config.mesh)
     yield from adapter_problems(config.adapter, model)
-    yield from _sources(data, model)
-    yield from _groups(data, config.conditioning)
-    yield from _warmup_of_pretrained(config.warmup, data, model)
+    yield from _sources(data, model, tokens)
+    yield from _groups(data, config.conditioning, tokens)
+    yield from _warmup_of_pretrained(config.warmup, model, tokens)
     yield from _warmup(config.warmup, data)
-    yield from budget_problems(config)
+    yield from budget_problems(config, tokens, resolved.method.budget_choices)
     yield from _batches(config.rollout, config.train, config.budget)
     yield from _servers(config.rollout)
     yield from _ahead(config.rollout, config.loss, config.train)
@@ -561,7 +561,7 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     yield from samples_problems(config.eval, data)
     yield from dense_problems(config.eval)
     if also is not None:
-        yield from also(resolve(config).method)
+        yield from also(resolved.method)
 
 
 def check_ranges(config: Config) -> None:

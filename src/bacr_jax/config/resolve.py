@@ -67,8 +67,6 @@ def function_name(spec: str) -> str:
 # Value that users write in place of a budget if the policy should receive no budget. The policy may
 # then think for up to budget.cap tokens.
 NONE = "none"
-# Allowed names of budgets in `budget.levels`.
-_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[int | None]:
@@ -135,21 +133,6 @@ def largest_evaluated(budget: BudgetConfig, evaluation: EvalConfig) -> int:
     """Returns the maximum number of thinking tokens in an evaluation, without the grace window."""
     caps = [cap(budget)] if evaluation.no_budget else []
     return max([*evaluation.budgets, *caps], default=budget.max)
-
-
-def level_problems(budget: BudgetConfig) -> Iterator[str]:
-    """Yields an error message for each invalid name in `budget.levels`.
-
-    `budget.levels` maps names such as `low` to budgets in tokens. A name must start with a letter
-    and must not be `none`, so that it can't be confused with a number or with the word for no
-    budget.
-    """
-    for name in budget.levels:
-        if not _LEVEL.fullmatch(name) or name == "none":
-            yield (
-                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
-                "- and _, and not none"
-            )
 
 
 # Name of the evaluation set of held-out training questions.

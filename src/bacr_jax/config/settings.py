@@ -1,13 +1,12 @@
 """Resolves a config into settings records, one for each room that reads several sections.
 
-`resolve(config)` computes every derived value once, without JAX and without a device. A room's
-functions take the record of the room, or one section of the config if they read no other. A record
-can also be built by hand, so that a room can be used without a config. `RolloutSpec` and
-`LearnerSpec`, which need the model's shape, are built by `runs.setup`.
+`resolve(config)` computes every derived value, without JAX and without a device. A room's functions
+take the record of the room, or one section of the config if they read no other. A record can also
+be built by hand, so that a room can be used without a config. `RolloutSpec` and `LearnerSpec`,
+which need the model's shape, are built by `runs.setup`.
 
-A room is moved in three steps, none of which changes a result: its record is added here with the
-values that its functions read, its functions take the record, and their callers pass
-`resolve(config)` and the name of the record.
+`config.checks` reads derived values too, so `resolve` accepts every config whose numbers are within
+their bounds, also if its settings contradict each other.
 """
 
 import functools
@@ -80,6 +79,7 @@ class TaskSettings:
       largest_budget: largest budget of training and evaluation, which must fit into prompts.
       holdout: number of training questions to hold out.
       needs_holdout: True if held-out questions select the best checkpoint.
+      own_tokens: name of the built-in tokenizer for the data, or None.
       grader: settings of the graders.
     """
 
@@ -89,6 +89,7 @@ class TaskSettings:
     largest_budget: int
     holdout: int
     needs_holdout: bool
+    own_tokens: str | None
     grader: GraderSettings
 
 
@@ -254,9 +255,10 @@ def resolve(config: Config) -> Settings:
         data=config.data,
         seed=config.seed,
         budget_text=conditioning.prompt_text.strip() if conditioning.in_prompt else None,
-        largest_budget=max(config.budget.max, *config.eval.budgets),
+        largest_budget=max([config.budget.max, *config.eval.budgets]),
         holdout=config.eval.holdout,
         needs_holdout=config.eval.select == derived.HOLDOUT and config.eval.every is not None,
+        own_tokens=derived.own_tokens(config.data),
         grader=grader,
     )
     limits = ResponseLimits(

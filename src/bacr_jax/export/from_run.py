@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bacr_jax.config import ConditioningConfig, DataConfig, ModelConfig
+from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
@@ -118,8 +119,8 @@ def export(
         )
     else:
         tokenizer = _tokenizer(config.data, config.model, base)
-        check_trained_with(run, chosen.step, config, tokenizer)
         style = trained_style(resolve(config).method)
+        check_trained_with(run, chosen.step, config_io.flatten(config), style, tokenizer)
         exported = Exported(run, chosen.step, config, style, base, merge_budget_prompt)
         files = write_params(out, params, exported, dtype=dtype, tokenizer=tokenizer)
     if print_line is not None:

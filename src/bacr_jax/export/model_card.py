@@ -11,6 +11,7 @@ import yaml
 
 from bacr_jax import __version__, files
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.config.presets import preset_of
 from bacr_jax.config.resolve import cap, mixture
 from bacr_jax.config.settings import resolve
@@ -129,7 +130,7 @@ def model_card(exported: Exported) -> str:
     card = _templates.get_template("model_card.md.jinja").render(
         exported=exported,
         config=config,
-        preset=preset_of(config),
+        preset=preset_of(config_io.flatten(config)),
         budget=config.budget,
         rollout=config.rollout,
         head=yaml.safe_dump(head, sort_keys=False),

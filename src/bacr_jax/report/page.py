@@ -70,7 +70,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     training_sets = [set_title(name) for _, name in mixture(config.data.train)]
     rows = [
         ("state", f"{state}, {steps:,} steps"),
-        ("method", method_text(preset_of(config), run.method)),
+        ("method", method_text(preset_of(config_io.flatten(config)), run.method)),
         ("model", _model_text(config.model)),
         ("trained on", ", ".join(training_sets)),
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),

@@ -5,6 +5,7 @@ weights.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,16 @@ def trained_style(settings: MethodSettings) -> PromptFormat:
     return format_for(settings.data, declares_budget=declares_budget(settings))
 
 
-def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
+def check_trained_with(
+    run: Path, step: int, values: Mapping[str, Any], style: PromptFormat, tokenizer: Any
+) -> None:
     """Checks that a run was trained with this tokenizer and this chat template.
 
     Args:
       run: run folder.
       step: step of the checkpoint, which contains the digests of the tokenizer and the template.
-      config: config of the run.
+      values: values of the run's config, by dotted key.
+      style: prompt format of the run.
       tokenizer: tokenizer to check.
 
     Raises:
@@ -89,12 +93,11 @@ def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> 
     from bacr_jax.runs.checkpoint import read_meta
     from bacr_jax.runs.provenance import check_same_prompts
 
-    style = trained_style(resolve(config).method)
     now = {
         "tokenizer": fingerprints.tokenizer_fingerprint(tokenizer),
         "template": fingerprints.template_fingerprint(tokenizer, style),
     }
-    check_same_prompts(read_meta(_state_folder(run, step)), now, config_io.flatten(config), run)
+    check_same_prompts(read_meta(_state_folder(run, step)), now, values, run)
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,9 @@ class SavedPolicy:
         if self.step is not None:
             tokenizer = setup.run_tokenizer(self.config.data, self.config.model)
             if self.trained is not None:
-                check_trained_with(self.folder, self.step, self.trained, tokenizer)
+                values = config_io.flatten(self.trained)
+                style = trained_style(resolve(self.trained).method)
+                check_trained_with(self.folder, self.step, values, style, tokenizer)
             return tokenizer
         model = self.config.model
         folder = model.tokenizer or model.path

@@ -110,7 +110,7 @@ class Trainer:
         cache = keep_programs(config.output.compile_cache)
         self.method, self.environment = initialize.open_inputs_together(config)
         check_warmup(config.warmup, warmup_fingerprint(config), folder)
-        self.preset = preset_of(config)
+        self.preset = preset_of(config_io.flatten(config))
         settings = resolve(config)
         self.departures = departures(settings.method, self.method)
         vocab_size = self.environment.vocab_size

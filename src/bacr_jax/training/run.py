@@ -131,6 +131,7 @@ def make_run(
 
     The arguments are stored as fields of `Run`.
     """
+    teacher = make_teacher(config.distill, config.budget.max, policy)
     num_updates = total_steps * config.train.minibatches
     num_groups = config.data.num_groups
     groups = np.asarray(environment.train.set.groups)
@@ -151,7 +152,7 @@ def make_run(
             value_optimizer(config.value, config.optimizer, num_updates),
             environment.rules.allowed_tokens,
             config.optimizer.max_update_kl,
-            make_teacher(config.distill, config.budget.max, policy),
+            teacher,
         ),
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),

@@ -135,7 +135,7 @@ def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
 
 
 def _method(facts: RunFacts, is_check: bool) -> str:
-    text = method_text(preset_of(facts.config), facts.method.name)
+    text = method_text(preset_of(config_io.flatten(facts.config)), facts.method.name)
     count = len(departures(resolve(facts.config).method, facts.method))
     if not count:
         return text
