@@ -43,10 +43,10 @@ def check_comparable(old: Mapping[str, Any], new: Mapping[str, Any], any_machine
     for name in ("benchmark", "settings"):
         if old[name] != new[name]:
             raise ValueError(
-                f"{name}: found {old[name]} and {new[name]}; write two records with the same"
+                f"{name}: found {old[name]} and {new[name]}; use two records with the same"
             )
     if set(old["measurements"]) != set(new["measurements"]):
-        raise ValueError("measurements: the records have different ones; write records of one kind")
+        raise ValueError("measurements: the records have different ones; use records of one kind")
     if any_machine:
         return
     for name in MACHINE:

@@ -78,7 +78,7 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
     from bacr_jax.model import qwen2
     from bacr_jax.model.compute import Compute
     from bacr_jax.model.hf import reading
-    from bacr_jax.model.logprobs import logprob_and_entropy, of_tokens
+    from bacr_jax.model.logprobs import logprob_and_entropy, map_logits
 
     config, params = reading.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
@@ -90,7 +90,7 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
         hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)
         lm_head, targets = qwen2.output_head(params), tokens[:, 1:].reshape(-1)
         # A single chunk, as in transformers. Smaller chunks save memory but take longer.
-        return -of_tokens(logprob_and_entropy, hidden, lm_head, targets, chunk=len(targets))[
+        return -map_logits(logprob_and_entropy, hidden, lm_head, targets, chunk=len(targets))[
             0
         ].mean()
 

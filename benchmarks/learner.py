@@ -120,7 +120,7 @@ def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: An
             axis=1,
         )
         states = hidden[:, at - 1].reshape(-1, hidden.shape[-1])
-        logp, _ = logprobs.of_tokens(
+        logp, _ = logprobs.map_logits(
             logprobs.logprob_and_entropy,
             states,
             qwen2.output_head(params),
@@ -212,7 +212,7 @@ def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: 
     )
 
     def temporaries(chunk: int) -> int:
-        total = lambda h, w, ids: logprobs.of_tokens(
+        total = lambda h, w, ids: logprobs.map_logits(
             logprobs.logprob_and_entropy, h, w, ids, chunk=chunk
         )[0].sum()
         program = jax.jit(jax.grad(total, (0, 1))).lower(*arguments).compile()

@@ -66,7 +66,7 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     if not cells or not results_path.exists():
         raise UserError(f"{folder}: has no results yet; run the study first")
     if out.resolve() == folder.resolve():
-        raise UserError(f"--out {out}: is the study's own folder; write another")
+        raise UserError(f"--out {out}: is the study's own folder; use another folder")
     records = [read_object(path) for path in cells]
     results = read_object(results_path)
     if {record["id"] for record in records} != set(results.get("cells", ())):

@@ -47,7 +47,7 @@ def new_file(text: str) -> Path:
     """
     path = Path(text)
     if path.exists():
-        raise argparse.ArgumentTypeError(f"{path}: found a file; write the name of a new one")
+        raise argparse.ArgumentTypeError(f"{path}: found a file; use the name of a new one")
     if not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path}: its folder is missing; create {path.parent}")
     return path
@@ -184,11 +184,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; write the path of a record") from None
+        raise ValueError(f"{path}: {error.strerror}; use the path of a record") from None
     except ValueError:
-        raise ValueError(f"{path}: not JSON; write the path of a record") from None
+        raise ValueError(f"{path}: not JSON; use the path of a record") from None
     if not isinstance(content, dict) or "measurements" not in content:
-        raise ValueError(f"{path}: not a record; write a file that --record wrote")
+        raise ValueError(f"{path}: not a record; use a file that --record wrote")
     return content
 
 

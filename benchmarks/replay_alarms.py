@@ -112,7 +112,7 @@ def main() -> None:
     folders = parser.parse_args().folders
     for folder in folders:
         if not any((folder / name).exists() for name in ("metrics.jsonl", "cells.jsonl.xz")):
-            parser.error(f"{folder}: has neither metrics.jsonl nor cells.jsonl.xz; write a run")
+            parser.error(f"{folder}: has neither metrics.jsonl nor cells.jsonl.xz; use a run")
     reports = [report_of(run) for folder in folders for run in runs_in(folder)]
     for line in (*reports, counts_of(reports)):
         print(json.dumps(line))

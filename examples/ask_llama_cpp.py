@@ -40,7 +40,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         raise ValueError(f"{url}{path}: {error.read(500).decode(errors='replace')}") from None
     except OSError as error:
-        raise ValueError(f"{url}: {error}; write --url with a running llama-server") from None
+        raise ValueError(f"{url}: {error}; pass --url with a running llama-server") from None
 
 
 def ask(

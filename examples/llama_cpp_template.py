@@ -94,7 +94,7 @@ def main() -> int:
         exported = (options.folder / "chat_template.jinja").read_text()
         template = chat_template(exported, style["think_open"])
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}; write an exported folder", file=sys.stderr)
+        print(f"{error.filename}: {error.strerror}; use an exported folder", file=sys.stderr)
         return 2
     except (KeyError, ValueError) as error:
         print(f"{options.folder}: {error}", file=sys.stderr)

@@ -21,8 +21,8 @@ detect_gpu() {
     *B200*) echo blackwell ;;
     *GeForce*) echo geforce ;;
     *" A10" | *" L4" | *" L40S" | *"RTX A6000") echo pcie ;;
-    "") die "--gpu: nvidia-smi names no GPU here; write $gpu_names" ;;
-    *) die "--gpu: no settings for '$name'; write the nearest of $gpu_names" ;;
+    "") die "--gpu: nvidia-smi names no GPU here; use $gpu_names" ;;
+    *) die "--gpu: no settings for '$name'; use the nearest of $gpu_names" ;;
   esac
 }
 
@@ -36,7 +36,7 @@ settings_of() {
     b200) echo blackwell ;;
     a10 | l4 | l40s | a6000) echo pcie ;;
     rtx-4090 | rtx-5090) echo geforce ;;
-    *) die "--gpu: found '$1'; write $gpu_names" ;;
+    *) die "--gpu: found '$1'; use $gpu_names" ;;
   esac
 }
 
@@ -72,7 +72,7 @@ some_gpus() {
   local there
   IFS=, read -r -a there <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 + $2 - 1)))}"
   [ ${#there[@]} -ge $(($1 + $2)) ] ||
-    die "CUDA_VISIBLE_DEVICES: found $CUDA_VISIBLE_DEVICES; write $(($1 + $2)) GPUs, or unset it"
+    die "CUDA_VISIBLE_DEVICES: found $CUDA_VISIBLE_DEVICES; use $(($1 + $2)) GPUs, or unset it"
   (IFS=, && echo "${there[*]:$1:$2}")
 }
 

@@ -27,18 +27,18 @@ while [ $# -gt 0 ]; do
     *) rest+=("$1"); shift ;;
   esac
 done
-[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; pass --config configs/NAME.yaml"
 case "$coordinator" in
   ?*:[0-9]*) ;;
-  *) die "--coordinator: found '$coordinator'; write machine 0 and a port, such as node0:12355" ;;
+  *) die "--coordinator: found '$coordinator'; use machine 0 and a port, such as node0:12355" ;;
 esac
 case "$processes" in
-  "" | *[!0-9]* | 0*) die "--processes: found '$processes'; write the number of machines" ;;
+  "" | *[!0-9]* | 0*) die "--processes: found '$processes'; use the number of machines" ;;
 esac
 case "$index" in
-  "" | *[!0-9]*) die "--process-id: found '$index'; write 0 to $((processes - 1))" ;;
+  "" | *[!0-9]*) die "--process-id: found '$index'; use 0 to $((processes - 1))" ;;
 esac
-[ "$index" -lt "$processes" ] || die "--process-id: found $index; write 0 to $((processes - 1))"
+[ "$index" -lt "$processes" ] || die "--process-id: found $index; use 0 to $((processes - 1))"
 
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"

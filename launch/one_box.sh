@@ -23,8 +23,8 @@ while [ $# -gt 0 ]; do
     *) rest+=("$1"); shift ;;
   esac
 done
-[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
-case "$gpus" in *[!0-9]* | 0*) die "--gpus: found '$gpus'; write a number of GPUs, 1 or more" ;; esac
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; pass --config configs/NAME.yaml"
+case "$gpus" in *[!0-9]* | 0*) die "--gpus: found '$gpus'; use a number of GPUs, 1 or more" ;; esac
 
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"

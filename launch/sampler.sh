@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
     *) rest+=("$1"); shift ;;
   esac
 done
-[ -n "$weights" ] || die "--weights: not given; write the run's rollout.weights_dir"
+[ -n "$weights" ] || die "--weights: not given; use the run's rollout.weights_dir"
 
 # Prints the folder of the most recently written policy.
 newest() {

@@ -51,12 +51,12 @@ while [ $# -gt 0 ]; do
     *) rest+=("$1"); shift ;;
   esac
 done
-[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; pass --config configs/NAME.yaml"
 if [ "$dry_run" = 0 ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-  die "not in a Slurm job; write sbatch --nodes N launch/slurm.sh ..., or add --dry-run"
+  die "not in a Slurm job; run sbatch --nodes N launch/slurm.sh ..., or add --dry-run"
 fi
 
-[ -n "$image" ] || [ -z "$mounts" ] || die "--container-mounts: no image; write --container-image"
+[ -n "$image" ] || [ -z "$mounts" ] || die "--container-mounts: no image; pass --container-image"
 
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"

@@ -45,14 +45,14 @@ while [ $# -gt 0 ]; do
     *) rest+=("$1"); shift ;;
   esac
 done
-[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
-[ -n "$weights" ] || die "--weights: not given; write a folder that all nodes see"
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; pass --config configs/NAME.yaml"
+[ -n "$weights" ] || die "--weights: not given; use a folder that all nodes see"
 if [ "$dry_run" = 0 ]; then
-  [ -n "${SLURM_JOB_ID:-}" ] || die "not in a Slurm job; write sbatch --nodes N, or add --dry-run"
+  [ -n "${SLURM_JOB_ID:-}" ] || die "not in a Slurm job; run sbatch --nodes N, or add --dry-run"
   BACR_NODES="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 fi
 read -r -d '' -a nodes <<<"${BACR_NODES:-}" || true
-[ ${#nodes[@]} -ge 2 ] || die "--nodes: found ${#nodes[@]}; write 2 or more, one learns"
+[ ${#nodes[@]} -ge 2 ] || die "--nodes: found ${#nodes[@]}; use 2 or more, one learns"
 
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"

@@ -30,10 +30,10 @@ while [ $# -gt 0 ]; do
     *) rest+=("$1"); shift ;;
   esac
 done
-[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; write --config configs/NAME.yaml"
+[ ${#rest[@]} -gt 0 ] || die "command line: nothing to run; pass --config configs/NAME.yaml"
 for name in learner samplers; do
   case "${!name}" in
-    "" | *[!0-9]* | 0*) die "--$name: found '${!name}'; write a number of GPUs, 1 or more" ;;
+    "" | *[!0-9]* | 0*) die "--$name: found '${!name}'; use a number of GPUs, 1 or more" ;;
   esac
 done
 

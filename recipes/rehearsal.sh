@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 if [ "$dry_run" = 0 ]; then
-  [ ! -e "$out" ] || die "--out $out: is there already; write a new folder"
+  [ ! -e "$out" ] || die "--out $out: is there already; use a new folder"
   [ -d "$tokenizer" ] || die "--tokenizer $tokenizer: no such folder; run hf download \
 Qwen/Qwen2.5-0.5B-Instruct --local-dir $tokenizer --exclude '*.safetensors', or write another"
 fi

@@ -31,13 +31,21 @@ def edited(**changes):
 # none, or what becomes of the content. One case for each command and kind of file, and what only a
 # whole command can meet; the words of every other refusal are pinned where the module is tested.
 BAD = [
-    ("doctor budget.max=8", "command line: keys without a config; write --config F before", {}),
-    ("doctor --seconds 0", "--seconds: found '0'; write 1 to 86400", {}),
-    ("train", "command line: no config; write --config quickstart", {}),
-    (TRAIN, "small.yaml, line 3: not valid YAML", {"small.yaml": "seed: 1\nbudget: [\n"}),
-    (TRAIN + "bugdet.max=8", "bugdet.max: no such key; write budget.max", {}),
-    (TRAIN + "budget.min=9", "budget.min=9: is above budget.max=8; write at most 8", {}),
-    (TRAIN + "mesh.data=3", "found 3 x -1 x 1, which does not make 1 devices; write", {}),
+    (
+        "doctor budget.max=8",
+        "command line: found config keys without a config; pass --config F before",
+        {},
+    ),
+    ("doctor --seconds 0", "--seconds: found '0'; set it to 1 to 86400", {}),
+    ("train", "command line: no config; pass --config quickstart", {}),
+    (TRAIN, "small.yaml, line 3: the YAML is not valid", {"small.yaml": "seed: 1\nbudget: [\n"}),
+    (TRAIN + "bugdet.max=8", "bugdet.max: there is no such key; use budget.max", {}),
+    (TRAIN + "budget.min=9", "budget.min=9 is above budget.max=8; set it to at most 8", {}),
+    (
+        TRAIN + "mesh.data=3",
+        "found 3 x -1 x 1, whose product is not the number of devices, 1; set",
+        {},
+    ),
     (TRAIN + "method={}/own.py", "invalid syntax (own.py, line 1)", {"own.py": "def make(:"}),
     (
         TRAIN + "method={}/own.py",
@@ -53,63 +61,75 @@ BAD = [
     (TRAIN + "method={}/own.py", "raised SystemExit: 3", {"own.py": "raise SystemExit(3)"}),
     (TRAIN + "output.dir=/proc/run", "output.dir=/proc/run: can't be used (No such file", {}),
     (TRAIN + WARMED + "/proc/x", "warmup.dir=/proc/x: can't be used (No such file", {}),
-    (TRAIN, "is not empty and holds no run (found 'notes.txt')", {"run/notes.txt": ""}),
+    (TRAIN, "is not empty and contains no run (found 'notes.txt')", {"run/notes.txt": ""}),
     (
         WORDS + "model.path={}/none model.tokenizer={}/model",
-        "model.path={}/none: no such folder; write a Hugging Face folder",
+        "model.path={}/none: there is no such folder; use a Hugging Face folder",
         {},
     ),
-    (WORDS, "config.json: can't read it (No such file or directory)", {CONFIG_JSON: None}),
-    (WORDS, "only 99 embedding rows; write the model's own", {CONFIG_JSON: edited(vocab_size=99)}),
+    (WORDS, "config.json: the file can't be read (No such file or directory)", {CONFIG_JSON: None}),
+    (WORDS, "only 99 embedding rows; use the model's", {CONFIG_JSON: edited(vocab_size=99)}),
     (WORDS, "truncated, damaged or missing", {WEIGHTS: lambda content: content[:-50]}),
-    (WORDS, "no tokenizer that can be read in", {"model/tokenizer.json": None}),
-    (WORDS, "its chat template fails on a system", {"model/chat_template.jinja": "{% if"}),
+    (WORDS, "no readable tokenizer", {"model/tokenizer.json": None}),
+    (WORDS, "its chat template fails for a system", {"model/chat_template.jinja": "{% if"}),
     (WORDS + "budget.max=900", "budget.max=900: with prompts of 137 tokens", {}),
-    (WORDS, "no file or folder '{}/questions.jsonl'; write a path", {"questions.jsonl": None}),
-    (WORDS, "found no row in questions.jsonl; write a set with", {"questions.jsonl": ""}),
+    (WORDS, "no file or folder '{}/questions.jsonl'; use a path", {"questions.jsonl": None}),
+    (WORDS, "found no row in questions.jsonl; use a set with", {"questions.jsonl": ""}),
     (WORDS, "questions.jsonl line 2: Expecting", {"questions.jsonl": '{"question": "1"}\n{\n'}),
-    (WORDS + "data.max_prompt_tokens=1", "found 8 prompts of 137 tokens or more; write a", {}),
-    (WORDS + "data.num_groups=4", "has no levels; write data.num_groups=1, or data.groups=", {}),
+    (WORDS + "data.max_prompt_tokens=1", "found 8 prompts of 137 tokens or more; set a", {}),
+    (WORDS + "data.num_groups=4", "has no levels; set data.num_groups=1, or data.groups=", {}),
     (
         WORDS + "data.groups=solve_rate data.labels={}/rates.jsonl",
-        "rates.jsonl row 1: found avg=2; write the share of correct samples, 0 to 1",
+        "rates.jsonl row 1: found avg=2; it must be the share of correct samples, from 0 to 1",
         {"rates.jsonl": '{"id": "x", "avg": 2, "samples": 1}'},
     ),
-    (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; write another", {}),
-    ("evaluate --run {}/run", "holds no finished checkpoint; let the run save one", TRAINED),
-    ("evaluate --run {}/run", "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
-    (EVALUATE + "--out {}/small.yaml", "small.yaml: is a file; write the name of a folder", {}),
+    (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; use another", {}),
+    ("evaluate --run {}/run", "contains no finished checkpoint; let the run save one", TRAINED),
+    ("evaluate --run {}/run", "checkpoints/3/state: the policy can't be read", DAMAGED),
+    (EVALUATE + "--out {}/small.yaml", "small.yaml is a file; use the name of a folder", {}),
     (
         EVALUATE + "--samples 2 --label-difficulty {}/model",
-        "--label-difficulty {}/model: is a folder; write the name of a file",
+        "--label-difficulty {}/model is a folder; use the name of a file",
         {},
     ),
     ("methods grpo", "command line: unrecognized arguments: grpo", {}),
-    ("methods --run {}/none", "none: holds no config.yaml; write", {}),
+    ("methods --run {}/none", "none contains no config.yaml; use", {}),
     ("configs quickstart", "command line: unrecognized arguments: quickstart", {}),
-    ("keys budgt", "command line: budgt: no such section or key; write budget", {}),
-    ("serve", "command line: write --run DIR or --model HFDIR", {}),
-    ("generate --budget 4 why", "command line: write --run DIR or --model HFDIR", {}),
+    ("keys budgt", "command line: budgt: there is no such section or key; use budget", {}),
+    ("serve", "command line: no policy; pass --run DIR or --model HFDIR", {}),
+    ("generate --budget 4 why", "command line: no policy; pass --run DIR or --model HFDIR", {}),
     (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: found 1 prompts", {}),
-    (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; write", {}),
-    (PLAN + "--devices 0", "--devices: found 0; write a number of GPUs, 1 to 100000", {}),
-    (GRADE, "line 1: no field 'gold', found ['pred']", {"cases.jsonl": '{"pred": "1"}'}),
-    (GRADE + "--deadline inf", "grading: found deadline=inf; write a number from 0.05 to 3600", {}),
-    ("import --gguf {}/questions.jsonl --out {}/out", "begins with b'{\"qu', not with GGUF", {}),
-    (EXPORT, "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
-    (EXPORT + f"--out {{}}/{LONG}", "File name too long; write another path", DAMAGED),
-    (REPORT + "--out {}/none/x.html", "its folder does not exist; make it first", TRAINED),
+    (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; use", {}),
+    (PLAN + "--devices 0", "--devices: found 0; set a number of GPUs from 1 to 100000", {}),
+    (
+        GRADE,
+        "line 1: the field 'gold' is missing, found ['pred']",
+        {"cases.jsonl": '{"pred": "1"}'},
+    ),
+    (
+        GRADE + "--deadline inf",
+        "grading: found deadline=inf; set it to a number from 0.05 to 3600",
+        {},
+    ),
+    (
+        "import --gguf {}/questions.jsonl --out {}/out",
+        "begins with b'{\"qu', but must begin with GGUF",
+        {},
+    ),
+    (EXPORT, "checkpoints/3/state: the policy can't be read", DAMAGED),
+    (EXPORT + f"--out {{}}/{LONG}", "File name too long; use another path", DAMAGED),
+    (REPORT + "--out {}/none/x.html", "its folder does not exist; create it first", TRAINED),
     (REPORT, "its field 'step' is missing", {**TRAINED, "run/metrics.jsonl": '{"a": 1}\n'}),
     (
         REPORT,
         "its field 'sets' is missing",
         {**TRAINED, "run/eval.jsonl": '{"step": 1, "when": "x"}\n'},
     ),
-    (REPORT, "summary.json: is damaged; remove it", {**TRAINED, "run/summary.json": "[]"}),
-    ("study --config {}/none.yaml", "no such file", {}),
-    ("serve", "command line: write --run DIR or --model HFDIR", {}),
-    ("report --run '{}/a\nb'", r"{}/a\nb: holds no config.yaml", {}),
-    ("trian --config x", "no command 'trian'; write train", {}),
+    (REPORT, "summary.json is damaged; remove it", {**TRAINED, "run/summary.json": "[]"}),
+    ("study --config {}/none.yaml", "there is no such file", {}),
+    ("serve", "command line: no policy; pass --run DIR or --model HFDIR", {}),
+    ("report --run '{}/a\nb'", r"{}/a\nb contains no config.yaml", {}),
+    ("trian --config x", "no command 'trian'; use train", {}),
 ]
 
 
@@ -173,7 +193,7 @@ def test_a_platform_that_can_not_be_started_is_one_line(
     assert __main__.main(words_of(line, tmp_path)) == 2
     named, reason = jax.config.jax_platforms, str(fault)[:6] or "no such plugin is installed"
     assert capsys.readouterr().err == (
-        f"error: environment: JAX_PLATFORMS={named}: JAX can't start it ({reason}); unset it, or "
+        f"error: environment: JAX can't start JAX_PLATFORMS={named} ({reason}); unset it, or "
         "install that platform\n"
     )
     assert everything_in(tmp_path) == before
@@ -244,4 +264,4 @@ def test_a_folder_without_rights_is_one_line(model, tmp_path, capsys, line):
     write_files(tmp_path, model, {})
     (tmp_path / "closed").mkdir(mode=0o500)
     assert __main__.main(words_of(line, tmp_path)) == 2
-    assert "can't be used (Permission denied); write a folder" in capsys.readouterr().err
+    assert "can't be used (Permission denied); use a folder" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(
         assert time.monotonic() - began < 60
         (line,) = [line for line in err.splitlines() if line and not GLOO.search(line)]
         named = rf"process {lost} on .* was lost at step \d+ \(\w+\): it {says}"
-        assert re.match(named, line) and "the same command goes on" in line
+        assert re.match(named, line) and "run the same command to continue" in line
     if by == signal.SIGSTOP:
         every[lost].send_signal(signal.SIGCONT)
         finish(every[lost], code=75)
@@ -315,7 +315,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
         (["mesh.data=3"], "mesh.data x mesh.fsdp x mesh.tensor: found 3 x -1 x 1"),
         (
             ["rollout.questions=3", "train.micro_batch_rows=4"],
-            "rollout.questions=3: x rollout.group_size=4 = 12 rows",
+            "rollout.questions=3 x rollout.group_size=4 = 12 rows",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_model_of_the_hub_that_is_not_here_is_refused(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     line = refusal(capsys, "--model", "Qwen/Tiny", *OPTIONS)
-    assert "--model: found 'Qwen/Tiny'" in line and "add --download to get it" in line
+    assert "--model: found 'Qwen/Tiny'" in line and "pass --download to download it" in line
 
 
 def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch):
@@ -268,7 +268,7 @@ def test_the_policy_before_training_is_drawn_by_tokens_used(model, finished, tmp
             assert entry["difference"] == pytest.approx(0.0)
     assert (out / "free_ledger.png").read_bytes().startswith(b"\x89PNG")
     options = ["--model", model, *OPTIONS, "--out", tmp_path / "two", *KEYS]
-    assert "holds no evaluation" in refusal(capsys, *options, "--free", tmp_path)
+    assert "contains no evaluation" in refusal(capsys, *options, "--free", tmp_path)
 
 
 IN_WORDS = ["conditioning.budget_input=prompt"]
@@ -379,7 +379,7 @@ def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys
     assert "in common" in refusal(
         capsys, *options, "--budgets", "7", "--size", "6", *compare, *KEYS
     )
-    assert "holds no evaluation" in refusal(
+    assert "contains no evaluation" in refusal(
         capsys, *options, "--budgets", "8", "--compare", tmp_path
     )
     assert not (tmp_path / "two").exists()
@@ -406,34 +406,37 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--budgets", "4,-2"], "found '-2'; write whole numbers"),
+        (["--budgets", "4,-2"], "found '-2'; use whole numbers"),
         (["--budgets", "many"], "whole numbers"),
         (["--budgets", "low,4", "budget.levels={low: 4}"], "twice"),
         (["--budgets", "low", "budget.levels={low: many}"], "budget.levels.low: found 'many'"),
-        (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has 64 positions"),
+        (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has only 64 positions"),
         (["--budgets", "0", "--every", "4"], "largest budget 0; leave it out"),
         (["--budgets", "none", "--every", "4"], "--every 4: there is no multiple below"),
         (["--budgets", "8", "budget.grace=4"], "no line break"),
-        (["--budgets", "8", "data.closing_text=</think>"], "has its own tokens; write null"),
+        (["--budgets", "8", "data.closing_text=</think>"], "has its own tokens; set it to null"),
         (["--budgets", "4,4"], "twice"),
         (["--budgets", "512"], "64 positions"),
         (["--budgets", "8", "--temperature", "0.7"], "--samples 0 is greedy"),
         (["--budgets", "8", "--samples", "2", "--temperature", "0"], "eval.temperature: found 0;"),
-        (["--budgets", "8", "--samples", "2", "--top-p", "1.5"], "eval.top_p: found 1.5; write"),
-        (["--budgets", "8", "--seed", "-1"], "seed: found -1; write"),
+        (
+            ["--budgets", "8", "--samples", "2", "--top-p", "1.5"],
+            "eval.top_p: found 1.5; it must be",
+        ),
+        (["--budgets", "8", "--seed", "-1"], "seed: found -1; it must be"),
         (["--budgets", "8", "--samples", "-1"], "--samples"),
         (["--budgets", "8", "--every", "0"], "--every"),
         (["--budgets", "4,8", "--every", "8"], "no multiple below the largest budget 8"),
         (["--budgets", "4,8", "--every", "3", "--swap"], "can't be combined with --every 3"),
         (["--budgets", "4,8", "--swap"], "--swap: the policy has no budget as input"),
         (["--budgets", "0,8", "--swap", "conditioning.budget_input=prompt"], "at least two"),
-        (["--budgets", "300", "--every", "1"], "write 2 or more"),
+        (["--budgets", "300", "--every", "1"], "set it to 2 or more"),
         (["--budgets", "8", "--size", "0"], "--size"),
         (["--budgets", "8", "--step", "3"], "--step"),
         (["--budgets", "8", "--samples", "2", "--self-consistency", "4"], "--samples 4"),
         (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "no token"),
         (["--budgets", "8", "--label-difficulty", "x.jsonl"], "--samples 8"),
-        (["--budgets", "8", "budget.max=4"], "leaves the policy"),
+        (["--budgets", "8", "budget.max=4"], "does not change the policy;"),
         (["--budgets", "8", "rollout.answer_tokens=0"], "answer_tokens"),
         (["--budgets", "8", "--data", "nowhere:x"], "nowhere"),
         (["--budgets", "8", "--oops"], "--oops"),
@@ -453,7 +456,7 @@ def test_a_file_of_something_else_is_not_replaced_by_labels(model, tmp_path, cap
     for text in ('{"question": "1+1", "answer": "2"}\n', "mine"):
         labels.write_text(text)
         said = refusal(capsys, *options, "--samples", "8", "--label-difficulty", labels)
-        assert f"{labels}: holds something else than labels; write another" in said
+        assert f"{labels} contains other data than labels; use another" in said
         assert labels.read_text() == text
 
 
@@ -462,15 +465,15 @@ def test_bad_folders_are_one_line(finished, model, tmp_path, capsys):
     assert "--run DIR or --model" in refusal(capsys, *how)
     assert "no such folder" in refusal(capsys, "--model", tmp_path / "none", *how)
     assert "config.json" in refusal(capsys, "--model", tmp_path, *how)
-    assert "holds no config.yaml" in refusal(capsys, "--run", tmp_path)
+    assert "contains no config.yaml" in refusal(capsys, "--run", tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     assert "no finished checkpoint" in refusal(capsys, "--run", tmp_path)
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
-    assert "write one of 3" in refusal(capsys, "--run", tmp_path, "--step", "4")
+    assert "use one of 3" in refusal(capsys, "--run", tmp_path, "--step", "4")
     # The folder of another evaluation, and one that is none.
     message = refusal(capsys, "--model", model, *OPTIONS, "--out", finished, *KEYS)
-    assert "samples" in message and f"write --out {finished}-2" in message
-    assert "holds no evaluation" in refusal(
+    assert "samples" in message and f"use --out {finished}-2" in message
+    assert "contains no evaluation" in refusal(
         capsys, "--model", model, *OPTIONS, "--out", model, *KEYS
     )
 

@@ -40,7 +40,7 @@ JSON = st.recursive(
         ("9" * (MAX_DIGITS + 1), "a number of 301 digits"),
         ("1e999", "the number 1e999, which is too large"),
         ("-1e999", "too large"),
-        ("NaN", "holds NaN"),
+        ("NaN", "contains NaN"),
         ('"\\ud800"', "half of a surrogate pair"),
         ('{"\\udfff": 1}', "half of a surrogate pair"),
         (b"\xff", "not UTF-8 at byte 0"),
@@ -121,7 +121,9 @@ def test_a_file_that_can_not_be_written_stays_as_it_is(tmp_path, monkeypatch, co
     path = tmp_path / "file"
     path.write_text("old")
     full_disk(monkeypatch)
-    with pytest.raises(UserError, match=r"file: can't be written \(No space left on device\)"):
+    with pytest.raises(
+        UserError, match=r"file: the file can't be written \(No space left on device\)"
+    ):
         write_atomically(path, content)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     monkeypatch.undo()
@@ -148,7 +150,7 @@ def test_larger_files_are_refused(tmp_path):
     assert read_file(path, most=9) == b"[1, 2, 3]"
     with pytest.raises(OSError, match="larger than 8 bytes"):
         read_file(path, most=8)
-    with pytest.raises(NotJson, match="found a list, not an object"):
+    with pytest.raises(NotJson, match="found a list instead of an object"):
         read_object(path)
 
 

@@ -75,7 +75,7 @@ def test_a_model_of_the_hub_is_got_when_asked(capsys, model, question, tmp_path,
     monkeypatch.undo()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     code, _, error = ask(capsys, "Qwen/Tiny", "--budget", "4", question)
-    assert code == 2 and "--model: found 'Qwen/Tiny'" in error and "add --download" in error
+    assert code == 2 and "--model: found 'Qwen/Tiny'" in error and "pass --download" in error
 
 
 def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, model, question):
@@ -161,13 +161,13 @@ def test_without_a_question_it_asks_again_and_again_and_compiles_once(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("/budget 8,x", "error: /budget 8,x: found 'x'; write whole numbers such as"),
-        ("/budget", "error: /budget : found ''; write whole numbers"),
-        ("/temperature hot", "error: /temperature hot: write a number"),
-        ("/temperature nan", "error: /temperature nan: write 0"),
-        ("/top-p 0.5", "error: /top-p 0.5: is not read, since /temperature 0"),
-        ("/seed -1", "error: /seed -1: write a number from 0"),
-        ("/exit", "error: /exit: is not a command; write a question, or /budget"),
+        ("/budget 8,x", "error: /budget 8,x: found 'x'; use whole numbers such as"),
+        ("/budget", "error: /budget : found ''; use whole numbers"),
+        ("/temperature hot", "error: /temperature hot is not a number; enter a number"),
+        ("/temperature nan", "error: /temperature nan is not allowed; use 0"),
+        ("/top-p 0.5", "error: /top-p 0.5 has no effect, because /temperature 0"),
+        ("/seed -1", "error: /seed -1 is not a valid seed; use a number from 0"),
+        ("/exit", "error: /exit is not a command; enter a question, or /budget"),
         ("!!", "error: question 0: the tokenizer has no tokens for"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_pipe_is_read_line_by_line(monkeypatch, capsys, model, question):
     assert code == 2 and error.startswith("error: standard input, line 2: question 0: the")
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     code, out, error = ask(capsys, model, "--budget", "4")
-    assert (code, out) == (2, "") and "question: found none; write one after the options" in error
+    assert (code, out) == (2, "") and "question: found none; pass one after the options" in error
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
@@ -241,13 +241,13 @@ def test_bytes_that_are_no_text_cost_a_line(monkeypatch, capsys, model, question
     code, out, error = ask(capsys, model, "--budget", "4")
     assert code == 2 and out.startswith(f"=== {question} ===")
     assert error == (
-        "error: standard input, line 2: 'caf\\udce9' contains bytes that are no text in this "
-        "locale; write UTF-8, and set LC_ALL=C.UTF-8\n"
+        "error: standard input, line 2: 'caf\\udce9' contains bytes that can't be decoded in this "
+        "locale; use UTF-8 text and set LC_ALL=C.UTF-8\n"
     )
     for arguments in (["caf\udce9?"], [question, "data.system_prompt=\udcff"]):
         code, out, error = ask(capsys, model, "--budget", "4", *arguments)
         assert (code, out) == (2, "") and error.count("\n") == 1
-        assert error.startswith("error: command line: '") and "no text in" in error
+        assert error.startswith("error: command line: '") and "can't be decoded in" in error
 
 
 def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, model):
@@ -255,7 +255,7 @@ def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, mo
     typed(monkeypatch)
     assert generate.parse(["--model", "m", "--budget", "4", "x=5?"]).question == "x=5?"
     code, _, error = ask(capsys, model, "--budget", "4", "rollout.answer_token=3")
-    assert code == 2 and "no such key; write rollout.answer_tokens" in error
+    assert code == 2 and "no such key; use rollout.answer_tokens" in error
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, mo
         (["--budget", "none", "012"], "or budget.cap"),
         (["--budget", "-4", "q"], "--budget -4: found '-4'"),
         (["--budget", "60", "012"], "the model's 64 positions leave"),
-        (["--budget", "4", " "], "question: found an empty text"),
-        (["--budget", "4", "--temperature", "-1", "q"], "--temperature -1.0: write 0"),
-        (["--budget", "4", "--top-p", ".5", "q"], "--top-p 0.5: is not read"),
+        (["--budget", "4", " "], "question: the text is empty; pass"),
+        (["--budget", "4", "--temperature", "-1", "q"], "--temperature -1.0 is not allowed; use 0"),
+        (["--budget", "4", "--top-p", ".5", "q"], "--top-p 0.5 has no effect, because"),
         (["q"], "command line: the following arguments are required: --budget"),
     ],
 )

@@ -25,6 +25,6 @@ def test_a_section_has_only_its_keys_and_a_key_only_itself(capsys):
 def test_an_unknown_name_gets_the_nearest_one(capsys):
     assert main(["keys", "budgt"]) == 2
     error = capsys.readouterr().err
-    assert error == "error: command line: budgt: no such section or key; write budget\n"
+    assert error == "error: command line: budgt: there is no such section or key; use budget\n"
     assert main(["keys", "lr"]) == 2
-    assert "write optimizer.learning_rate" in capsys.readouterr().err
+    assert "use optimizer.learning_rate" in capsys.readouterr().err

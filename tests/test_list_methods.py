@@ -31,4 +31,4 @@ def test_of_a_run_the_settings_are_listed_that_differ(tmp_path, capsys):
     assert lines[3] == "differs from the method's publication in 20 settings"
     assert "  cuts.count=1 (published: 4)" in lines and len(lines) == 24
     assert main(["methods", "--run", str(tmp_path / "none")]) == 2
-    assert "holds no config.yaml" in capsys.readouterr().err
+    assert "contains no config.yaml" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_sizes_are_said_as_people_say_them():
             evaluate,
             "evaluate",
             ["--model", "m", "--data", "ledger", "--budgets", "8", "--slots", "9"],
-            "write --slots 4 --out DIR, a new folder",
+            "use --slots 4 --out DIR, with a new folder",
         ),
         (
             generate,

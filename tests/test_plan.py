@@ -56,18 +56,24 @@ def test_it_is_a_command_of_the_package(capsys):
 
 BAD = {
     "a number of devices": (["--devices", "0"], "--devices: found 0"),
-    "a known device": (["--device", "v100"], "write one of rtx-4090, a10, l4, rtx-5090"),
+    "a known device": (["--device", "v100"], "use one of rtx-4090, a10, l4, rtx-5090"),
     "a memory": (["--device-memory", "0"], "--device-memory: found 0.0"),
     "a finite memory": (["--device-memory", "nan"], "--device-memory: found nan"),
-    "a mesh of all devices": (["--devices", "8", "mesh.fsdp=3"], "does not make 8 devices"),
-    "devices that divide the width": (["--devices", "3"], "must divide the model's width"),
-    "heads for every tensor shard": (["mesh.tensor=8"], "mesh.tensor=8: must divide"),
-    "rows for every device": (["train.micro_batch_rows=4"], "write train.micro_batch_rows=8"),
-    "slots for every device": (["rollout.slots=12"], "write rollout.slots=8"),
+    "a mesh of all devices": (
+        ["--devices", "8", "mesh.fsdp=3"],
+        "whose product is not the number of devices, 8; set",
+    ),
+    "devices that divide the width": (["--devices", "3"], "does not divide the model's width"),
+    "heads for every tensor shard": (["mesh.tensor=8"], "mesh.tensor=8 does not divide"),
+    "rows for every device": (["train.micro_batch_rows=4"], "set train.micro_batch_rows=8"),
+    "slots for every device": (["rollout.slots=12"], "set rollout.slots=8"),
     "a config in range": (["budget.max=0"], "budget.max: found 0"),
     "keys that exist": (["model.size=7"], "no such key"),
     "positions for its thinking": (["budget.max=40000"], "budget.max=40000: with prompts of"),
-    "a model that is known": (["model.path=mine"], "model.path: no mine/config.json here"),
+    "a model that is known": (
+        ["model.path=mine"],
+        "model.path: mine/config.json does not exist here",
+    ),
 }
 
 

@@ -134,7 +134,7 @@ def test_a_function_gives_under_jit_what_it_gives_without(room, name):
 
 
 def test_a_traced_argument_that_must_be_static_is_refused_with_the_call_to_write():
-    says = r"cut_points: found a traced num_cuts; write jax.jit\(cut_points, static_argnames="
+    says = r"cut_points: found a traced num_cuts; use jax.jit\(cut_points, static_argnames="
     with pytest.raises(TypeError, match=says):
         jax.jit(rewards.cut_points)(jnp.asarray(BUDGETS), num_cuts=4)
     with pytest.raises(TypeError, match="scatter_segments: found a traced num_tokens"):

@@ -231,7 +231,7 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     (folder / "metrics.jsonl").write_text("".join(lines[1:]))
     assert main(["--config", str(config), f"output.dir={folder}"]) == 2
     error = capsys.readouterr().err
-    assert "metrics.jsonl: is not what the run had written by step 4 (4 records" in error
+    assert "metrics.jsonl is not the file that the run had written by step 4 (4 records" in error
 
 
 def test_a_decode_copy_that_drifts_stops_the_run_before_its_evaluation_counts(
@@ -255,8 +255,8 @@ def test_a_decode_copy_that_drifts_stops_the_run_before_its_evaluation_counts(
     monkeypatch.setattr(loop, "evaluate_set", evaluate_and_flip)
     assert main(["--config", str(config), f"output.dir={folder}"]) == 1
     error = capsys.readouterr().err
-    assert "stopped after step 4, since a device or its memory is at fault (final_norm" in error
-    assert "goes on from checkpoint 4" in error
+    assert "stopped after step 4, because a device or its memory is faulty (final_norm" in error
+    assert "to continue from checkpoint 4" in error
     assert (folder / "eval.jsonl").read_text() == "".join(lines[:-1])
 
 
@@ -338,7 +338,10 @@ def test_a_signal_ends_a_call_with_a_checkpoint_and_the_command_s_own_code(
     assert heard == [number] and (tmp_path / "run" / "checkpoints" / "2").is_dir()
     if kind is SystemExit:
         assert ended.value.code == EXIT_CODE
-        said = f"{signal.Signals(number).name}: stopped; the same call goes on"
+        said = (
+            f"{signal.Signals(number).name}: stopped; call it again with the same arguments to "
+            "continue"
+        )
         assert said in capfd.readouterr().err
 
 
@@ -376,7 +379,7 @@ def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, 
 
     def train(config, folder, poll, callbacks):
         polls.append(poll)
-        raise Preempted("rollout.urls: no server is left")
+        raise Preempted("rollout.urls: none of the servers responds any more")
 
     def call():
         try:
@@ -389,7 +392,7 @@ def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, 
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    assert polls == [None] and raised == ["rollout.urls: no server is left"]
+    assert polls == [None] and raised == ["rollout.urls: none of the servers responds any more"]
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
     assert "called in a thread, where signals can't be handled" in capsys.readouterr().err
 
@@ -473,7 +476,7 @@ def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_c
     # A folder of one step is not continued with another.
     out = str(run / "evaluation" / "step-000003-budgets-4-size-4")
     assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4", "--out", out]) == 2
-    assert "policy.step (3 there, 2 now); write --step 3, or --out" in capsys.readouterr().err
+    assert "policy.step (3 there, 2 now); use --step 3, or --out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -558,8 +561,8 @@ def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("tokenizer_fingerprint", "its tokenizer has another vocabulary than the run in"),
-        ("template_fingerprint", "its chat template writes other prompts"),
+        ("tokenizer_fingerprint", "its tokenizer has another vocabulary than when the run in"),
+        ("template_fingerprint", "its chat template makes other prompts"),
         ("prompts_fingerprint", "the prompts of data.train have other tokens"),
     ],
 )

@@ -64,12 +64,12 @@ def test_a_file_of_the_package_that_is_run_as_a_script_names_the_command(path):
     if path.stem == "__init__":
         pytest.skip("does nothing as a script")
     module = "bacr_jax" if path.stem == "__main__" else f"bacr_jax.{path.stem}"
-    line = f"error: {path}: is a part of the package bacr_jax; write python -m {module}\n"
+    line = f"error: {path} is a part of the package bacr_jax; run python -m {module}\n"
     assert run_python(path, "--config", "quickstart") == (2, line)
 
 
 def test_the_same_from_within_the_folder_of_the_package():
-    line = "error: train.py: is a part of the package bacr_jax; write python -m bacr_jax.train\n"
+    line = "error: train.py is a part of the package bacr_jax; run python -m bacr_jax.train\n"
     assert run_python("train.py", folder=PACKAGE) == (2, line)
     code, line = run_python("-c", "import enum", folder=PACKAGE)
     assert code == 2 and line.count("\n") == 1
@@ -78,5 +78,5 @@ def test_the_same_from_within_the_folder_of_the_package():
 
 def test_a_file_of_the_grader_that_is_run_as_a_script_names_its_command():
     path = PACKAGE.parent / "bacr_grading" / "__main__.py"
-    line = f"error: {path}: is a part of the package bacr_grading; write python -m bacr_grading\n"
+    line = f"error: {path} is part of the package bacr_grading; run python -m bacr_grading\n"
     assert run_python(path) == (2, line)

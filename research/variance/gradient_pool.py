@@ -193,7 +193,7 @@ def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.nd
       UserError: if there are fewer than `count` questions.
     """
     if count > len(levels):
-        raise UserError(f"questions={count}: the set has {len(levels)}; write at most that many")
+        raise UserError(f"questions={count}: the set has {len(levels)}; use at most that many")
     order = np.random.default_rng([seed, 11]).permutation(len(levels))
     turn = np.zeros(len(levels), int)
     for level in np.unique(levels):

@@ -51,7 +51,7 @@ def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
     if not make_method(resolve(config).method).uses_value:
         yield (
             f"overrides: the run needs a value head, found method={config.method} with "
-            f"advantage.baseline={config.advantage.baseline}; write method=bacr and "
+            f"advantage.baseline={config.advantage.baseline}; set method=bacr and "
             "advantage.baseline=value"
         )
     for name, found, why in (
@@ -69,12 +69,12 @@ def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
     if "training" in settings.regimes and config.budget.prior != "choices":
         yield (
             "regimes: training draws budgets from the run's budget.choices, found budget.prior="
-            f"{config.budget.prior}; write budget.prior=choices, or the regime independent"
+            f"{config.budget.prior}; set budget.prior=choices, or the regime independent"
         )
     if settings.answers == 1 and config.cuts.count > 1:
         yield (
             f"answers=1: the run has cuts.count={config.cuts.count}, and cuts past a trace's end "
-            "need answers of their own; write 2 or more, or cuts.count=1"
+            "need answers of their own; use 2 or more, or cuts.count=1"
         )
 
 
@@ -91,7 +91,7 @@ def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progr
     missing = sorted(set(settings.checkpoints) - set(steps_in(RunPaths(folder).checkpoints)))
     if missing:
         raise UserError(
-            f"{folder}: keeps no checkpoint of step {missing[0]}; write checkpoint.every and "
+            f"{folder}: keeps no checkpoint of step {missing[0]}; set checkpoint.every and "
             f"checkpoint.keep in overrides so that steps {list(settings.checkpoints)} are kept"
         )
 

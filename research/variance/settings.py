@@ -60,20 +60,23 @@ def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
         numbers = known.value if isinstance(known.value, tuple) else (known.value,)
         for number in numbers:
             if known.bounds and not inside(number, known.bounds):
-                yield f"{name}: found {number}; write numbers {range_text(known.bounds)}"
+                yield f"{name}: found {number}; use numbers {range_text(known.bounds)}"
     for name in ("seeds", "checkpoints", "budgets", "regimes", "config", "groups"):
         if not getattr(settings, name):
-            yield f"{name}=[]: is empty; write at least one"
+            yield f"{name}=[] is empty; use at least one"
     most = max(settings.groups, default=0)
     if settings.traces < 2 * most:
-        yield f"traces={settings.traces}: two groups of {most} are needed; write {2 * most} or more"
+        yield f"traces={settings.traces}: two groups of {most} are needed; use {2 * most} or more"
     if settings.calibration < (least := 2 * max(len(settings.budgets), 4)):
         yield (
-            f"calibration={settings.calibration}: each half needs {least // 2} questions; write "
+            f"calibration={settings.calibration}: each half needs {least // 2} questions; use "
             f"{least} or more"
         )
     if settings.calibration_traces < most:
-        yield f"calibration_traces={settings.calibration_traces}: write at least {most}, as groups"
+        yield (
+            f"calibration_traces={settings.calibration_traces} is too small; use at least {most}, "
+            "as groups"
+        )
 
 
 def read_settings(path: Path, size: str | None, overrides: Sequence[str] = ()) -> VarianceSettings:

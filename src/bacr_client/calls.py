@@ -101,18 +101,16 @@ def check_tokens(rules: BudgetRules, tokens: Sequence[Any], most: int) -> None:
         is a token that is never sampled.
     """
     if not tokens:
-        raise ValueError("the engine answered without a token")
+        raise ValueError("the engine's reply has no token")
     if len(tokens) > most:
-        raise ValueError(
-            f"the engine answered with {len(tokens)} tokens where {most} were asked for"
-        )
+        raise ValueError(f"the engine's reply has {len(tokens)} tokens, but {most} were requested")
     for token in tokens:
         # Compare the exact type, because bool is a subclass of int.
         is_id = type(token) is int and 0 <= token < rules.vocab_size
         if not is_id:
-            raise ValueError(f"the engine answered with {token!r:.40}, which is not a token id")
+            raise ValueError(f"the engine's reply contains {token!r:.40}, which is not a token id")
         if token in rules.never:
-            raise ValueError(f"the engine answered with {token!r:.40}, which can't be sampled")
+            raise ValueError(f"the engine's reply contains {token!r:.40}, which can't be sampled")
 
 
 class _Segment(ABC):
@@ -181,7 +179,8 @@ class _Segment(ABC):
         check_tokens(self.rules, tokens, self._room())
         if logprobs and len(logprobs) != len(tokens):
             raise ValueError(
-                f"the engine answered with {len(tokens)} tokens, {len(logprobs)} log-probabilities"
+                f"the engine's reply has {len(tokens)} tokens, but {len(logprobs)} "
+                "log-probabilities"
             )
         self.calls += 1
         for index, token in enumerate(tokens):

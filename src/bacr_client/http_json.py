@@ -95,13 +95,13 @@ async def _request_once(url: str, body: Any, timeouts: Timeouts) -> Any:
     try:
         status, content = await asyncio.wait_for(_exchange(url, body, timeouts), timeouts.whole)
     except TimeoutError:
-        raise EngineError(f"{url}: took more than {timeouts.whole:g} s") from None
+        raise EngineError(f"{url}: the request took more than {timeouts.whole:g} s") from None
     reply = _json_or_none(content)
     if status != 200:
         reason = _error_message(reply) or f"answered with status {status}"
         raise Refused(status, f"{url}: {reason}")
     if reply is None:
-        raise EngineError(f"{url}: answered with something else than JSON")
+        raise EngineError(f"{url}: the reply is not JSON")
     return reply
 
 
@@ -164,12 +164,12 @@ async def stream_json(url: str, body: Any, timeouts: Timeouts = SHORT) -> AsyncG
                 return
             event = _json_or_none(value)
             if not isinstance(event, dict):
-                raise EngineError(f"{url}: streams something else than JSON")
+                raise EngineError(f"{url}: the stream contains something other than JSON")
             if "error" in event:
                 reason = _error_message(event) or "streams an error"
                 raise EngineError(f"{url}: {reason}")
             yield event
-        raise ConnectionCut(f"{url}: left in the middle of an answer")
+        raise ConnectionCut(f"{url}: the connection was closed in the middle of a reply")
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -234,14 +234,14 @@ async def _opened(
     except TimeoutError:
         raise EngineError(f"{url}: {late}") from None
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-        raise ConnectionCut(f"{url}: left in the middle of an answer") from None
+        raise ConnectionCut(f"{url}: the connection was closed in the middle of a reply") from None
     except OSError as error:
         reason = str(error) or type(error).__name__
         if error.errno:
             reason = os.strerror(error.errno)
-        raise EngineError(f"{url}: no server answers there ({reason})") from None
+        raise EngineError(f"{url}: no server responds there ({reason})") from None
     except (asyncio.LimitOverrunError, ValueError, IndexError):
-        raise EngineError(f"{url}: answers with something else than HTTP") from None
+        raise EngineError(f"{url}: the reply is not HTTP") from None
     finally:
         if writer is not None:
             writer.close()

@@ -41,8 +41,8 @@ def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> 
     if not is_whole or not 0 <= tokens <= most:
         level_names = f", or a level ({', '.join(levels)})" if levels else ""
         raise ValueError(
-            f"budget: found {budget!r:.80}; write a whole number from 0 to {most}, "
-            f"none{level_names}"
+            f"budget: expected a whole number from 0 to {most}, none{level_names}, but found "
+            f"{budget!r:.80}"
         )
     return int(tokens)
 
@@ -190,9 +190,9 @@ def read_folder(folder: Path | str) -> tuple[BudgetRules, dict[str, int]]:
         rules = read_rules(config["thinking"], config["vocab_size"])
         return rules, dict(config.get("budget_levels") or {})
     except OSError as error:
-        raise ValueError(f"{folder}: can't read its config.json ({error.strerror})") from None
+        raise ValueError(f"{folder}: its config.json can't be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{folder}: its config.json has no valid section 'thinking'; write a folder of "
-            "bacr export"
+            f"{folder}: its config.json has no valid section 'thinking'; use a folder that bacr "
+            "export made"
         ) from None

@@ -179,7 +179,7 @@ class Server:
           ValueError: if `url` is not a valid address.
         """
         if not is_address(url):
-            raise ValueError(f"{url}: is not an address; write http://HOST:PORT")
+            raise ValueError(f"{url} is not an address; use the form http://HOST:PORT")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.folder = folder
         self.model = ""
@@ -204,7 +204,7 @@ class Server:
         reply = await self.ask(path, body)
         value = reply.get(name) if isinstance(reply, dict) else None
         if not isinstance(value, kind):
-            raise EngineError(f"{self.url}{path}: answers without {name!r}")
+            raise EngineError(f"{self.url}{path}: the reply has no field {name!r}")
         return value
 
     async def find(self, timeouts: Timeouts = SHORT) -> None:
@@ -219,7 +219,7 @@ class Server:
         except Refused as refused:
             raise Refused(
                 refused.status,
-                f"{self.url}: the server refuses requests ({refused}); write the address of a vLLM "
+                f"{self.url}: the server refuses requests ({refused}); use the address of a vLLM "
                 "server, or set VLLM_API_KEY",
             ) from None
         try:
@@ -231,7 +231,7 @@ class Server:
             if type(self.length) is not int or self.length < 1:
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise EngineError(f"{self.url}: is not an OpenAI-compatible server") from None
+            raise EngineError(f"{self.url} is not an OpenAI-compatible server") from None
 
     async def connect(self) -> None:
         """Connects to the server and checks that its plugin enforces budgets.
@@ -244,13 +244,13 @@ class Server:
         # Send an invalid budget. A server with the plugin must reject it.
         if await self._refusal({"budget": "?"}, "budget: ") is None:
             raise EngineError(
-                f"{self.url}: serves {one_line(self.model, 80)} but does not read budgets; install "
-                "the plugin bacr-vllm next to vLLM, and serve a folder of "
-                "bacr export"
+                f"{self.url} serves {one_line(self.model, 80)}, but does not read budgets; "
+                "install the plugin bacr-vllm next to vLLM, and serve a folder that bacr export "
+                "made"
             )
         other_folder = await self._refusal({"budget": 0}, "folder: ")
         if other_folder is not None:
-            raise EngineError(f"{self.url}: serves another folder ({other_folder})")
+            raise EngineError(f"{self.url} serves another folder ({other_folder})")
 
     async def _refusal(self, xargs: Mapping[str, Any], start: str) -> str | None:
         """Requests a single token and returns the error message if the server rejects the request.
@@ -348,10 +348,13 @@ class Server:
         choice = _only_choice(reply)
         reason = choice.get("finish_reason")
         if reason not in _FINISHED:
-            raise EngineError(f"{self.url}: ended a completion by {one_line(repr(reason), 40)}")
+            raise EngineError(
+                f"{self.url}: a completion ended with the finish reason "
+                f"{one_line(repr(reason), 40)}"
+            )
         tokens = choice.get("token_ids")
         if not isinstance(tokens, list):
-            raise EngineError(f"{self.url}: answers without the ids of its tokens")
+            raise EngineError(f"{self.url}: the reply does not contain token ids")
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
             logprobs = logprobs.get("token_logprobs")
@@ -384,15 +387,15 @@ class Server:
             reply = await self.ask("/weight_info", None)
             reported = reply.get("weight_version") if isinstance(reply, dict) else None
             if reported != version:
-                raise EngineError(f"{self.url}: has weights {reported!r:.40}, not {version!r}")
+                raise EngineError(f"{self.url} has the weights {reported!r:.40}, not {version!r}")
             await self.ask("/resume", {})
         except Refused as refused:
             if refused.status == 404:
                 raise EngineError(
-                    f"{self.url}: takes no weights; start it with VLLM_SERVER_DEV_MODE=1"
+                    f"{self.url} does not accept weights; start it with VLLM_SERVER_DEV_MODE=1"
                 ) from None
             raise EngineError(
-                f"{self.url}: could not take the weights of {folder} ({refused})"
+                f"{self.url} could not load the weights of {folder} ({refused})"
             ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
@@ -478,6 +481,7 @@ def check_length(rules: BudgetRules, budget: int | None, prompt_tokens: int, len
         limit = rules.limit(budget)
         which = "none" if budget is None else budget
         raise ValueError(
-            f"budget: found {which}, which thinks up to {limit} tokens; the engine's {length} "
-            f"positions leave {max(limit + length - needed, 0)}; write a smaller number or prompt"
+            f"budget: found {which}, which allows up to {limit} thinking tokens, but the engine's "
+            f"{length} positions leave {max(limit + length - needed, 0)}; use a smaller budget or "
+            "a shorter prompt"
         )

@@ -89,7 +89,9 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     """
     options = _parser().parse_intermixed_args(argv)
     if options.overrides and not options.config:
-        raise UserError("command line: keys without a config; write --config F before them")
+        raise UserError(
+            "command line: found config keys without a config; pass --config F before them"
+        )
     if options.config:
         check_overlays(options.config)
     configs = [locate(config).resolve() for config in options.config]
@@ -97,9 +99,11 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     if options.write_overlay is not None:
         _check_output(options.write_overlay, configs)
         if options.write_overlay.resolve() == options.out.resolve():
-            raise UserError(f"--write-overlay {options.out}: is the file of --out; write another")
+            raise UserError(
+                f"--write-overlay {options.out} is also the file of --out; use another file"
+            )
     if not whole_number(options.seconds, most=_LONGEST):
-        raise UserError(f"--seconds: found {options.seconds!r}; write 1 to {_LONGEST}")
+        raise UserError(f"--seconds: found {options.seconds!r}; set it to 1 to {_LONGEST}")
     config = config_io.load(options.config or ["quickstart"], options.overrides)
     checks.check(config)
     if options.device is not None:
@@ -114,14 +118,16 @@ def _check_output(path: Path, configs: Sequence[Path]) -> None:
       UserError: if the file cannot be written, or if it is one of `configs`.
     """
     if path.resolve() in configs:
-        raise UserError(f"{path}: is a config that this command reads; write another file")
+        raise UserError(f"{path} is a config that this command reads; use another file")
     try:
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             writable = not path.is_dir()
     except OSError:
         writable = False
     if not writable:
-        raise UserError(f"{path}: no file can be written there; write FILE in a folder")
+        raise UserError(
+            f"{path}: the file can't be written there; use a file in an existing folder"
+        )
 
 
 @entry_point

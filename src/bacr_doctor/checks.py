@@ -13,15 +13,15 @@ _SAMPLER_KEYS = {"rollout.attention": "xla"}
 _REMAT_KEYS = {"model.remat": "full", "model.scan_layers": True}
 # Advice for the user if a check is broken (`Check.advice`).
 _REPORT = "report it with this page's JSON file; no run can be trusted on this machine"
-_EXACT = "write model.compute_dtype=float32"
+_EXACT = "set model.compute_dtype=float32"
 _SHORTER = f"{_EXACT}, or smaller data.max_prompt_tokens and budget.max"
-_FOLDER = "write output.dir=FOLDER on another file system"
+_FOLDER = "set output.dir to a folder on another file system"
 _ADDITIONS = "install jax 0.11.2 or newer, on Python 3.12 or newer"
 _MODEL = "copy or download the folder again"
-_TEMPLATE = "write the folder of an Instruct model"
-_GRADER = "pip install math-verify, grading.memory_mb=2048"
-_COLLECTIVES = "NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO"
-_PROCESSES = "NCCL_DEBUG=INFO, and one process for each machine"
+_TEMPLATE = "use the folder of an Instruct model"
+_GRADER = "run pip install math-verify, or set grading.memory_mb=2048"
+_COLLECTIVES = "set NCCL_P2P_DISABLE=1 or NCCL_DEBUG=INFO in the environment"
+_PROCESSES = "set NCCL_DEBUG=INFO in the environment, and start one process per machine"
 
 CHECKS = (
     Check("versions", machine.versions),

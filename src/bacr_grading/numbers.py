@@ -9,8 +9,8 @@ if __name__ == "numbers":
     # standard library's `import numbers` imports this file.
     import sys
 
-    _message = f"{sys.argv[0]}: is a part of the package bacr_grading"
-    print(f"error: {_message}; write python -m bacr_grading", file=sys.stderr)
+    _message = f"{sys.argv[0]} is part of the package bacr_grading"
+    print(f"error: {_message}; run python -m bacr_grading", file=sys.stderr)
     raise SystemExit(2)
 
 import re

@@ -220,8 +220,8 @@ class WorkerPool:
         for name, (least, most) in LIMITS.items():
             if not least <= settings[name] <= most:
                 raise UserError(
-                    f"grading: found {name}={settings[name]!r}; write a number from {least} to "
-                    f"{most}"
+                    f"grading: found {name}={settings[name]!r}; set it to a number from {least} "
+                    f"to {most}"
                 )
         self._program = program
         self._size = workers
@@ -375,7 +375,7 @@ class WorkerPool:
 
     def _start_error(self) -> UserError:
         return UserError(
-            f"grading: worker processes do not start ({self._failures[-1].reason}); "
+            f"grading: the worker processes do not start ({self._failures[-1].reason}); "
             f"{self._program.advice}"
         )
 

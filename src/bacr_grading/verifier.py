@@ -137,11 +137,13 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
         compile(tree, str(path), "exec")
     except FileNotFoundError:
         suggestion = nearest(path, "the path of a Python file")
-        raise UserError(f"{where}: no file {str(path)!r}; write {suggestion}") from None
+        raise UserError(f"{where}: there is no file {str(path)!r}; use {suggestion}") from None
     except OSError as error:
-        raise UserError(f"{where}: can't be read ({error.strerror}); write another") from None
+        raise UserError(
+            f"{where}: the file can't be read ({error.strerror}); use another file"
+        ) from None
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{where}: not a Python file ({error}); fix it") from None
+        raise UserError(f"{where}: the file is not valid Python ({error}); fix it") from None
     digest = hashlib.sha256(content).hexdigest()[:16]
     return Verifier(where, str(path.resolve()), name, source, digest, trl=_has_trl_form(tree, name))
 
@@ -400,7 +402,7 @@ def _program(
         decode=_decode,
         late=Score(0.0, "late", "it took longer than grading.deadline"),
         died=Score(0.0, "died", "its worker process died"),
-        advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
+        advice=f"check {verifier.named}, and whether grading.memory_mb is large enough",
         foreign=True,
         environment=environment,
         spare=spare_seconds,
@@ -457,14 +459,14 @@ def packed(row: Mapping[str, Any]) -> str:
         return base64.b64encode(pickle.dumps(dict(row))).decode()
     except (pickle.PickleError, AttributeError, TypeError, RecursionError) as error:
         where = f"data: row {row.get('id')!r}"
-        raise UserError(f"{where}: {error}; write plain values as its metadata") from None
+        raise UserError(f"{where}: {error}; use plain values in its metadata") from None
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:
     """Returns `questions` if it has one question per text, else raises a `UserError`."""
     if questions is None or len(questions) != count:
         raise UserError(
-            f"grade: a verifier needs questions; give one for each of the {count} texts"
+            f"grade: a verifier needs questions; pass one for each of the {count} texts"
         )
     return questions
 

@@ -21,6 +21,6 @@ def grader_problem(spec: str, key: str = "grader", other: str = "null") -> str |
     if _VERIFIER_SPEC.fullmatch(spec):
         return None
     return (
-        f"{key}: found '{printable(spec)}'; write FILE.py:function, such as "
-        f"examples/verify_unit_tests.py:grade, or {other}"
+        f"{key}: expected FILE.py:function, such as examples/verify_unit_tests.py:grade, or "
+        f"{other}, but found '{printable(spec)}'"
     )

@@ -122,13 +122,13 @@ def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
     function = module.__dict__.get(setup["name"])
     if not callable(function):
         similar_names = difflib.get_close_matches(setup["name"], module.__dict__, n=1)
-        raise LookupError(f"it has no function {'; write '.join([setup['name'], *similar_names])}")
+        raise LookupError(f"it has no function {'; use '.join([setup['name'], *similar_names])}")
     if setup["of_rows"]:
         return _score_of_row(function)
     if COMPLETIONS in _parameters(function) and setup["trl"] is None:
         raise TypeError(
-            f"{setup['name']} has TRL's form, which is served if the file itself defines it; write "
-            "def there"
+            f"{setup['name']} has the form of a TRL reward, which must be defined in the file "
+            "itself and not imported; define it there with def"
         )
     return function if setup["trl"] is None else trl_form(function, setup)
 
@@ -162,8 +162,8 @@ def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..
     for parameter in parameters:
         if _is_required(parameter) and parameter.name not in columns:
             raise TypeError(
-                f"{setup['name']} needs the column {parameter.name!r}; write a default for it, or "
-                f"one of {', '.join(sorted(columns))}"
+                f"{setup['name']} needs a column {parameter.name!r}, which does not exist; give "
+                f"this parameter a default, or use one of the columns {', '.join(sorted(columns))}"
             )
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         columns &= {parameter.name for parameter in parameters}

@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, *args: Any, advice: str = "--help shows what can be written", **settings: Any
+        self, *args: Any, advice: str = "run it with --help to see the options", **settings: Any
     ):
         super().__init__(*args, **settings)
         self.advice = advice
@@ -77,7 +77,9 @@ def _path(text: str) -> Path:
 def _convert(convert: Callable[[str], Any], text: str) -> Any:
     """Converts an argument and rejects an empty one, which is usually an unset shell variable."""
     if not text:
-        raise argparse.ArgumentTypeError("found nothing; write a value, or leave it out")
+        raise argparse.ArgumentTypeError(
+            "found an empty value; set a value, or leave the option out"
+        )
     return convert(text)
 
 
@@ -97,8 +99,8 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{where}: {ascii(text)} contains bytes that are no text in this locale; write UTF-8, "
-            "and set LC_ALL=C.UTF-8"
+            f"{where}: {ascii(text)} contains bytes that can't be decoded in this locale; use "
+            "UTF-8 text and set LC_ALL=C.UTF-8"
         ) from None
 
 
@@ -115,8 +117,8 @@ def refusal(error: UserError | OSError) -> int:
     if error.filename is None and error.errno not in _FULL:
         raise error
     name = error.filename or "the output, or a file"
-    fix = "make room or rights, or " if error.errno in _FIXABLE else ""
-    _print_error(f"{name}: {error.strerror}; {fix}write another path")
+    fix = "free disk space or change the permissions, or " if error.errno in _FIXABLE else ""
+    _print_error(f"{name}: {error.strerror}; {fix}use another path")
     return BAD_INPUT
 
 

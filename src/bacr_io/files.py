@@ -58,10 +58,10 @@ def expand_home(path: str | Path) -> Path:
     with_variables = _VARIABLE.sub(_value_of, str(path))
     expanded = os.path.expanduser(with_variables)
     if expanded.startswith("~"):
-        raise ValueError("found no such home folder; write the path in full")
+        raise ValueError("there is no such home folder; use the full path")
     unset = _VARIABLE.search(expanded)
     if unset is not None and not os.path.lexists(expanded):
-        raise ValueError(f"{unset.group()} is not set; set it, or write the path in full")
+        raise ValueError(f"{unset.group()} is not set; set it, or use the full path")
     return Path(expanded)
 
 
@@ -168,7 +168,7 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise NotJson("holds half of a surrogate pair") from None
+            raise NotJson("contains half of a surrogate pair") from None
     return value
 
 
@@ -187,19 +187,19 @@ def _depth(text: str) -> int:
 
 def _parse_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise NotJson(f"holds a number of {len(digits):,} digits")
+        raise NotJson(f"contains a number of {len(digits):,} digits")
     return int(digits)
 
 
 def _parse_float(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
-        raise NotJson(f"holds the number {digits[:20]}, which is too large")
+        raise NotJson(f"contains the number {digits[:20]}, which is too large")
     return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise NotJson(f"holds {name}, which is not JSON")
+    raise NotJson(f"contains {name}, which is not JSON")
 
 
 def read_json(path: Path) -> Any:
@@ -221,7 +221,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise NotJson(f"found a {type(value).__name__}, not an object")
+        raise NotJson(f"found a {type(value).__name__} instead of an object")
     return value
 
 
@@ -247,7 +247,7 @@ def parse_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(row, dict):
                 fault = f"found {type(row).__name__}"
         if fault:
-            raise NotJson(f"line {number}: {fault}; write one JSON object a line")
+            raise NotJson(f"line {number}: {fault}; every line must be one JSON object")
         yield number, row
 
 
@@ -255,7 +255,7 @@ def check_once(names: Sequence[str]) -> None:
     """Raises `DuplicateName` if a name occurs more than once."""
     if len({*names}) < len(names):
         name, _ = Counter(names).most_common(1)[0]
-        raise DuplicateName(f"found {name!r:.60} twice; write it once")
+        raise DuplicateName(f"found {name!r:.60} twice; keep only one of them")
 
 
 def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:

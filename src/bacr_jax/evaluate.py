@@ -229,36 +229,36 @@ def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
     data = arguments.data
     samples = arguments.samples
     if arguments.model is not None and not data:
-        yield "--data: is missing; write a set such as gsm8k:PATH"
+        yield "--data is missing; pass a set such as gsm8k:PATH"
     if arguments.model is not None and not arguments.budgets:
-        yield "--budgets: is missing; write 512,1024"
+        yield "--budgets is missing; pass budgets such as 512,1024"
     if arguments.swap and arguments.every is not None:
         yield (
-            f"--swap: can't be combined with --every {arguments.every}; write one of them, and "
-            "evaluate the other with another --out"
+            f"--swap can't be combined with --every {arguments.every}; pass one of them, and run "
+            "the other evaluation with another --out"
         )
     if len(set(data)) < len(data):
-        yield "--data: holds a set twice; write each once"
+        yield "--data contains a set twice; name each set once"
     for name, (least, most) in _RANGES.items():
         value = getattr(arguments, name)
         if value is None:
             continue
         if value < least:
-            yield f"{_option(name)} {shown(value)}: write {least} or more"
+            yield f"{_option(name)} {shown(value)} is too small; use {least} or more"
         if value > most:
-            yield f"{_option(name)} {shown(value)}: write at most {most}"
+            yield f"{_option(name)} {shown(value)} is too large; use at most {most}"
     for name in ("temperature", "top_p"):
         value = getattr(arguments, name)
         if value is not None and not samples:
             yield (
-                f"{_option(name)} {shown(value)}: is not read, since --samples 0 is greedy; write "
-                f"--samples 1 or more, or leave {_option(name)} out"
+                f"{_option(name)} {shown(value)} has no effect, because --samples 0 is greedy; "
+                f"pass --samples 1 or more, or leave {_option(name)} out"
             )
     votes = arguments.self_consistency
     if votes is not None and samples < votes:
         yield (
-            f"--self-consistency {votes}: needs as many samples, found --samples {samples}; "
-            f"write --samples {votes} or more"
+            f"--self-consistency {votes} needs as many samples, found --samples {samples}; pass "
+            f"--samples {votes} or more"
         )
 
 
@@ -272,31 +272,31 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.train == "ledger":
         yield (
             "--train ledger: its test problems differ from its training problems by construction; "
-            "leave it out"
+            "leave the option out"
         )
     labels = arguments.label_difficulty
     if labels is None:
         return
     if not arguments.samples:
-        yield f"--label-difficulty {labels}: avg@k needs samples; write --samples 8"
+        yield f"--label-difficulty {labels}: avg@k needs samples; pass for example --samples 8"
     if not labels.absolute().parent.is_dir():
-        yield f"--label-difficulty {labels}: its folder does not exist; make it first"
+        yield f"--label-difficulty {labels}: its folder does not exist; create it first"
     if labels.is_dir():
-        yield f"--label-difficulty {labels}: is a folder; write the name of a file"
+        yield f"--label-difficulty {labels} is a folder; use the name of a file"
     # Test now that the file can be written, because it is written only after hours of
     # evaluation.
     try:
         with tempfile.TemporaryFile(dir=labels.absolute().parent):
             pass
     except OSError as error:
-        yield f"--label-difficulty {labels}: can't be written ({error.strerror}); write another"
+        yield f"--label-difficulty {labels}: can't be written ({error.strerror}); use another path"
     if labels.is_file():
         from bacr_jax.questions.groups import read_solve_rates
 
         try:
             read_solve_rates(labels, ())
         except UserError:
-            yield f"--label-difficulty {labels}: holds something else than labels; write another"
+            yield f"--label-difficulty {labels} contains other data than labels; use another path"
 
 
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
@@ -313,8 +313,8 @@ def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
             continue
         near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
         yield (
-            f"{key}: an evaluation leaves the policy as it is; only keys such as "
-            f"{near[0]} can be overridden"
+            f"{key}: an evaluation does not change the policy; only keys such as {near[0]} can be "
+            "overridden"
         )
 
 
@@ -351,7 +351,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     if formats and declares_budget(resolve(config).method):
         raise UserError(
             f"{formats[0]}: SelfBudgeter's responses begin with a budget, which needs its own "
-            "format; leave it out"
+            "format; leave the option out"
         )
     budgets, no_budget = _budgets(arguments.budgets, config.budget.levels, config.eval)
     sets = tuple(arguments.data) or config.data.eval
@@ -399,7 +399,7 @@ def _budgets(
         return evaluation.budgets, evaluation.no_budget
     budgets = read_budgets(text, option="--budgets", levels=levels)
     if len(set(budgets)) != len(budgets):
-        raise UserError(f"--budgets {text}: holds a budget twice; write each once")
+        raise UserError(f"--budgets {text} contains a budget twice; list each once")
     numbers = [budget for budget in budgets if budget is not None]
     return tuple(sorted(numbers)), None in budgets
 
@@ -580,7 +580,7 @@ def main(argv: Sequence[str] | None) -> int:
         # The samples depend on the number of rows that are decoded together (slots), so an
         # evaluation with fewer slots can't continue in the same folder.
         fewer = max(arguments.slots // 2, 1)
-        return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
+        return failure(f"{error}; use --slots {fewer} --out DIR, with a new folder")
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130

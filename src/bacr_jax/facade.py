@@ -78,7 +78,7 @@ class Policy:
           UserError: if an argument is invalid.
         """
         if samples < 1:
-            raise UserError(f"samples={samples}: write 1 or more")
+            raise UserError(f"samples={samples} is too small; use 1 or more")
         default_temperature = 0.0
         default_top_p = 1.0
         if temperature is None and samples > 1:
@@ -92,7 +92,7 @@ class Policy:
         AskOptions(budgets, temperature, top_p, seed).check("")
         if samples > 1 and temperature == 0:
             raise UserError(
-                f"samples={samples}: temperature 0 gives the same answer each time; write "
+                f"samples={samples}: temperature 0 gives the same answer each time; use "
                 "temperature=1.0, or samples=1"
             )
         return self._session.ask(
@@ -167,9 +167,9 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
         return Policy(open_session(path, None, step, texts))
     if not (path / "config.json").is_file():
         raise UserError(
-            f"{path}: holds neither config.yaml nor config.json; write the folder of a run or of a "
-            "Hugging Face model"
+            f"{path} contains neither config.yaml nor config.json; use the folder of a run or of "
+            "a Hugging Face model"
         )
     if step is not None:
-        raise UserError(f"step={step}: only a run has steps; leave it out")
+        raise UserError(f"step={step}: only a run has steps; leave the argument out")
     return Policy(open_session(None, path, None, texts))

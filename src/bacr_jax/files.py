@@ -61,14 +61,14 @@ def check_model_folder(path: str | Path, where: str) -> None:
     if not Path(path).is_dir():
         between = " " if where.startswith("-") else "="
         write = nearest(Path(path), "a Hugging Face folder")
-        raise UserError(f"{where}{between}{path}: no such folder; write {write}")
+        raise UserError(f"{where}{between}{path}: there is no such folder; use {write}")
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
     """Returns the UserError for a file that can't be written."""
     return UserError(
-        f"{path}: can't be written ({error.strerror}); make room or rights, and run the same "
-        "command again"
+        f"{path}: the file can't be written ({error.strerror}); free disk space or change the "
+        "permissions, and run the same command again"
     )
 
 
@@ -135,11 +135,11 @@ def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any
             if not file.read(1):
                 return
             raise UserError(
-                f"{path}, line {number}: is not a JSON record; fix or remove the line"
+                f"{path}, line {number} is not a JSON record; fix or remove the line"
             ) from None
         if type(record.get("step", 0)) is not int:
             raise UserError(
-                f"{path}, line {number}: step is {json.dumps(record['step'])[:40]}, which is no "
+                f"{path}, line {number}: step is {json.dumps(record['step'])[:40]}, but must be a "
                 "whole number; fix or remove the line"
             )
         yield text, record

@@ -92,18 +92,22 @@ class AskOptions:
         """
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
-                f"{dash}temperature {self.temperature}: write 0 (the most likely tokens) or a "
-                "number above"
+                f"{dash}temperature {self.temperature} is not allowed; use 0 (the most likely "
+                "tokens) or a number above"
             )
         if not 0 < self.top_p <= 1:
-            raise UserError(f"{dash}top-p {self.top_p}: write a number above 0, up to 1")
+            raise UserError(
+                f"{dash}top-p {self.top_p} is out of range; use a number above 0, up to 1"
+            )
         if self.top_p < 1 and self.temperature == 0:
             raise UserError(
-                f"{dash}top-p {self.top_p}: is not read, since {dash}temperature 0 takes the most "
-                f"likely token; write {dash}temperature 0.6, or leave {dash}top-p out"
+                f"{dash}top-p {self.top_p} has no effect, because {dash}temperature 0 takes the "
+                f"most likely token; use {dash}temperature 0.6, or leave {dash}top-p out"
             )
         if not 0 <= self.seed < 2**32:
-            raise UserError(f"{dash}seed {self.seed}: write a number from 0 to 4294967295")
+            raise UserError(
+                f"{dash}seed {self.seed} is out of range; use a number from 0 to 4294967295"
+            )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -145,12 +149,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     questions = [word for word in arguments.words if not _OVERRIDE.fullmatch(word)]
     if len(questions) > 1:
         raise UserError(
-            f"question: found {shown(questions[0])} and {shown(questions[1])}; write one, in quotes"
+            f"question: found {shown(questions[0])} and {shown(questions[1])}; pass one question, "
+            "in quotes"
         )
     arguments.question = questions[0] if questions else None
     arguments.overrides = [word for word in arguments.words if word not in questions]
     if questions and not arguments.question.strip():
-        raise UserError("question: found an empty text; write a question")
+        raise UserError("question: the text is empty; pass a question")
     AskOptions((), arguments.temperature, arguments.top_p, arguments.seed).check()
     return arguments
 
@@ -412,7 +417,7 @@ def converse(session: "Session", options: AskOptions, print_line: Callable[[str]
         except UserError as error:
             refusal(error)
         except OutOfMemory as error:
-            failure(f"{error}; write fewer or smaller numbers after /budget")
+            failure(f"{error}; use fewer or smaller numbers after /budget")
 
 
 def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
@@ -435,15 +440,15 @@ def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
     if name == "seed":
         number = whole_number(value, most=2**32 - 1)
         if number is None:
-            raise UserError(f"/seed {value}: write a number from 0 to 4294967295")
+            raise UserError(f"/seed {value} is not a valid seed; use a number from 0 to 4294967295")
         return dataclasses.replace(options, seed=number)
     if name not in ("temperature", "top-p"):
-        raise UserError(f"/{name}: is not a command; write a question, or {COMMANDS}")
+        raise UserError(f"/{name} is not a command; enter a question, or {COMMANDS}")
     try:
         setting: dict[str, Any] = {name.replace("-", "_"): float(value)}
         changed = dataclasses.replace(options, **setting)
     except ValueError:
-        raise UserError(f"/{name} {value}: write a number") from None
+        raise UserError(f"/{name} {value} is not a number; enter a number") from None
     if name == "temperature" and changed.temperature == 0:
         # Reset top-p, which has no effect on greedy decoding. Otherwise `check` would raise
         # an error.
@@ -485,8 +490,7 @@ def from_pipe(session: "Session", options: AskOptions, print_line: Callable[[str
             raise UserError(f"standard input, line {number}: {error}") from None
     if not num_questions:
         raise UserError(
-            "question: found none; write one after the options, or one per line on the standard "
-            "input"
+            "question: found none; pass one after the options, or one per line on standard input"
         )
 
 
@@ -535,7 +539,7 @@ def main(argv: Sequence[str] | None) -> int:
     try:
         generate(parse(argv), print_line)
     except OutOfMemory as error:
-        return failure(f"{error}; write fewer or smaller numbers in --budget")
+        return failure(f"{error}; use fewer or smaller numbers in --budget")
     except (KeyboardInterrupt, Stopped):
         return 130
     return 0

@@ -293,7 +293,7 @@ def _check_mode(mode: str) -> None:
     """Raises a ValueError if `mode` is not one of `Aggregation`."""
     modes = get_args(Aggregation)
     if mode not in modes:
-        raise ValueError(f"mode: found {mode!r}; write one of {', '.join(modes)}")
+        raise ValueError(f"mode: found {mode!r}; use one of {', '.join(modes)}")
 
 
 @static_arguments("mode")
@@ -422,7 +422,7 @@ def kl_penalty(
         return k3
     if kind == "k3+":
         return k2 + jax.lax.stop_gradient(k3 - k2)
-    raise ValueError(f"kind: found {kind!r}; write k1, k2, k3 or k3+")
+    raise ValueError(f"kind: found {kind!r}; use k1, k2, k3 or k3+")
 
 
 def total_loss(

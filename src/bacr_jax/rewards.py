@@ -195,8 +195,8 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
         weights[-1] = _FINAL_SHARE
         return weights
     raise ValueError(
-        f"weights: found {kind!r}; write uniform, final_heavy or last, or a list of "
-        f"{num_cuts} numbers"
+        f"weights: found {kind!r}; use uniform, final_heavy or last, or a list of {num_cuts} "
+        "numbers"
     )
 
 
@@ -213,7 +213,7 @@ def _checked_weights(
     # The comparison is negated so that NaN is rejected: every comparison with NaN is false.
     if not (is_valid and abs(array.sum() - 1.0) <= 1e-4):
         raise ValueError(
-            f"weights: found {array.tolist()}; write {num_cuts} numbers of at least 0 that sum to 1"
+            f"weights: found {array.tolist()}; use {num_cuts} numbers of at least 0 that sum to 1"
         )
     return array / array.sum()
 

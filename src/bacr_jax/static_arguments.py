@@ -34,8 +34,8 @@ def static_arguments(*names: str) -> Callable[[_Function], _Function]:
                 leaves = jax.tree.leaves(arguments.get(name))
                 if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
                     raise TypeError(
-                        f"{function.__name__}: found a traced {name}; write jax.jit("
-                        f"{function.__name__}, static_argnames={names})"
+                        f"{function.__name__}: found a traced {name}; use "
+                        f"jax.jit({function.__name__}, static_argnames={names})"
                     )
             return function(*args, **kwargs)
 

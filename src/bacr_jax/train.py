@@ -105,14 +105,16 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         print(parser.format_help())
         raise SystemExit(0)
     if not arguments.config:
-        raise UserError("command line: no config; write --config quickstart (bacr configs: others)")
+        raise UserError(
+            "command line: no config; pass --config quickstart (bacr configs lists others)"
+        )
     check_overlays(arguments.config)
     config = config_io.load(arguments.config, arguments.overrides)
     allowed = tuple(arguments.allow_change)
     check(config, allowed)
     if arguments.check:
         lines = check_inputs(config, arguments.resume, allowed, download=arguments.download)
-        print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
+        print(f"{', '.join(arguments.config)}: the config is valid, and its data and model exist")
         print(*lines, sep="\n")
         command = ["bacr", "train", *(word for word in words if word != "--check")]
         print(f"next     {shlex.join(command)}")
@@ -295,8 +297,8 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
         if not changed:
             raise
         raise UserError(
-            f"{error} (nothing was changed; if the new value of {', '.join(changed)} is the cause, "
-            "leave --allow-change out)"
+            f"{error} (nothing was changed; if the new value of {', '.join(changed)} is the "
+            "cause, leave --allow-change out)"
         ) from None
     folder.keep_config()
     return state, step
@@ -324,7 +326,7 @@ def _train(config: Config, folder: RunFolder) -> int:
         with PreemptionHandler() as interruption:
             train(config, folder, interruption.poll)
     except Preempted as signal:
-        print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+        print(f"{signal}: stopped; run the same command to continue", file=sys.stderr)
         return EXIT_CODE
     except TrainingFailed as error:
         return failure(str(error))
@@ -400,8 +402,8 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
 
     if threading.current_thread() is not threading.main_thread():
         print(
-            "WARNING, bacr_jax.train: called in a thread, where signals can't be handled: SIGTERM "
-            "and Ctrl-C save no checkpoint; call it in the main thread",
+            "WARNING, bacr_jax.train: it was called in a thread, where signals can't be handled, "
+            "so SIGTERM and Ctrl-C save no checkpoint; call it in the main thread",
             file=sys.stderr,
         )
         yield None
@@ -411,9 +413,14 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
             yield interruption.poll
         except Preempted as reason:
             if str(reason) == "SIGINT":
-                message = "stopped with a checkpoint; the same call goes on"
+                message = (
+                    "stopped with a checkpoint; call it again with the same arguments to continue"
+                )
                 raise KeyboardInterrupt(message) from None
-            print(f"{reason}: stopped; the same call goes on", file=sys.stderr)
+            print(
+                f"{reason}: stopped; call it again with the same arguments to continue",
+                file=sys.stderr,
+            )
             raise SystemExit(EXIT_CODE) from None
 
 

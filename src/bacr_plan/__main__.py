@@ -108,14 +108,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
-        raise UserError("command line: no config; write --config qwen2.5-7b-math")
+        raise UserError("command line: no config; pass for example --config qwen2.5-7b-math")
     check_overlays(arguments.config)
     count = arguments.devices
     if not 1 <= count <= MOST_DEVICES:
-        raise UserError(f"--devices: found {count}; write a number of GPUs, 1 to {MOST_DEVICES}")
+        raise UserError(f"--devices: found {count}; set a number of GPUs from 1 to {MOST_DEVICES}")
     memory_gib = arguments.device_memory
     if memory_gib is not None and not 0 < memory_gib <= MOST_GIB:
-        raise UserError(f"--device-memory: found {memory_gib}; write GiB of a GPU, such as 80")
+        raise UserError(
+            f"--device-memory: found {memory_gib}; set the memory of a GPU in GiB, such as 80"
+        )
     if arguments.device is None:
         arguments.device = DEFAULT_DEVICE if memory_gib is None else smallest_with(memory_gib)
     device = find(arguments.device)

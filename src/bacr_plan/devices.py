@@ -101,7 +101,7 @@ def find(name: str) -> Device:
       UserError: if no device has this name.
     """
     if name not in DEVICES:
-        raise UserError(f"--device: no device {name!r}; write one of {', '.join(DEVICES)}")
+        raise UserError(f"--device: there is no device {name!r}; use one of {', '.join(DEVICES)}")
     return DEVICES[name]
 
 

@@ -91,7 +91,7 @@ def explain(error: OutOfMemory, config: Config) -> str:
     The message contains the original error, and config keys with which the run would fit.
     """
     if error.on_host:
-        return f"{error}; free some, or write a smaller rollout.questions or data set"
+        return f"{error}; free some memory, or use a smaller rollout.questions or data set"
     phase = error.phases[0]
     limit = device_memory()
     num_devices = jax.device_count()
@@ -114,7 +114,7 @@ def explain(error: OutOfMemory, config: Config) -> str:
         keys = [key.replace("micro_batch_rows", "micro_batch_tokens") for key in keys]
     gib = "GIB" if limit is None else f"{limit / GIB / MEMORY_FRACTION:.0f}"
     return (
-        f"{error}; write {_advice(keys, num_devices)}{remat}; bacr plan --config "
+        f"{error}; use {_advice(keys, num_devices)}{remat}; bacr plan --config "
         f"{config.output.dir}/config.yaml --devices {num_devices} --device-memory {gib} prints "
         "what fits"
     )

@@ -53,7 +53,7 @@ def over(mesh: Mesh, *axes: Any) -> NamedSharding:
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:
-    """Converts a tree to `ShapeDtypeStruct`, replicated on every device."""
+    """Converts the arrays of a tree to `ShapeDtypeStruct`s that are replicated on every device."""
     return laid_out(tree, parallel.replicated(mesh))
 
 

@@ -127,7 +127,7 @@ class Plan:
         return arguments, max(float(decode.temporaries), prefill - cache)
 
     @functools.cached_property
-    def room(self) -> MemoryLimit:
+    def memory_limit(self) -> MemoryLimit:
         """Returns the memory limit, with the ratios of compiled to analytical temporaries."""
         update = memory.update_phase(self.work, self.layout)
         rollout = memory.rollout_phase(self.work, self.layout)
@@ -154,7 +154,7 @@ class Plan:
         The number is 0 if not even one row per device fits.
         """
         return {
-            portion: search.largest(portion, self.work, self.layout, self.room)
+            portion: search.largest(portion, self.work, self.layout, self.memory_limit)
             for portion in search.PORTIONS
         }
 
@@ -166,14 +166,16 @@ class Plan:
         """
         if self.fits:
             return None
-        smaller = search.fewer_eval_slots(self.work, self.layout, self.room)
+        smaller = search.fewer_eval_slots(self.work, self.layout, self.memory_limit)
         if smaller is not None:
             return smaller
-        choice = search.suggest(self.work, self.layout.num_devices, self.room)
+        choice = search.suggest(self.work, self.layout.num_devices, self.memory_limit)
         if choice is None:
             return None
-        layout, _ = search.fastest_decoding(choice.work, choice.layout, self.room, self.device)
-        peak = search.peak_of(choice.work, layout, self.room)
+        layout, _ = search.fastest_decoding(
+            choice.work, choice.layout, self.memory_limit, self.device
+        )
+        peak = search.peak_of(choice.work, layout, self.memory_limit)
         return dataclasses.replace(choice, layout=layout, peak=peak)
 
     @functools.cached_property
@@ -187,13 +189,13 @@ class Plan:
             return None
         for factor in LARGER:
             count = self.layout.num_devices * factor
-            choice = search.suggest(self.work, count, self.room)
+            choice = search.suggest(self.work, count, self.memory_limit)
             if choice is not None:
                 return choice
         return None
 
     @functools.cached_property
-    def card(self) -> tuple[str, Choice] | None:
+    def larger_gpu(self) -> tuple[str, Choice] | None:
         """Returns the smallest GPU model with more memory on which the run would fit.
 
         The number of devices stays the same.
@@ -209,8 +211,10 @@ class Plan:
             memory_gib = DEVICES[name].memory_gib
             if memory_gib <= self.memory_gib:
                 continue
-            room = dataclasses.replace(self.room, limit=memory_gib * GIB * MEMORY_FRACTION)
-            choice = search.suggest(self.work, self.layout.num_devices, room)
+            memory_limit = dataclasses.replace(
+                self.memory_limit, limit=memory_gib * GIB * MEMORY_FRACTION
+            )
+            choice = search.suggest(self.work, self.layout.num_devices, memory_limit)
             if choice is not None:
                 return name, choice
         return None
@@ -226,7 +230,7 @@ class Plan:
         layout, fastest_seconds = search.fastest_decoding(
             self.work,
             self.layout,
-            self.room,
+            self.memory_limit,
             self.device,
         )
         by_phase = seconds.rollout_seconds(
@@ -247,7 +251,7 @@ class Plan:
         """
         if not self.fits:
             return None
-        remat = memory.least_remat(self.work, self.layout, self.limit, self.room.update)
+        remat = memory.least_remat(self.work, self.layout, self.limit, self.memory_limit.update)
         if remat in (self.work.remat, "full"):
             return None
         changed = dataclasses.replace(self.work, remat=remat)
@@ -280,7 +284,7 @@ class Plan:
         for tokens in (config_tokens, self.largest["micro_rows"] * row_tokens):
             tokens = max(tokens, row_tokens)
             changed = self.work.by_real_tokens(tokens, padding_free=one_device)
-            if self.room.of_update(changed, layout) <= self.limit:
+            if self.memory_limit.of_update(changed, layout) <= self.limit:
                 candidates.append((self._update_seconds(changed), tokens))
         fastest, tokens = min(candidates, default=(float("inf"), config_tokens))
         if fastest >= _WORTH * self.predictions[self.device_name]["update"]:
@@ -482,8 +486,8 @@ def _choice_objects(plan: Plan) -> dict[str, Any]:
     A field is None if nothing fits, or if the config fits already.
     """
     larger_card = None
-    if plan.card is not None:
-        name, choice = plan.card
+    if plan.larger_gpu is not None:
+        name, choice = plan.larger_gpu
         larger_card = {"device": name, **_choice_object(choice)}
     return {
         "suggestion": plan.suggestion and _choice_object(plan.suggestion),

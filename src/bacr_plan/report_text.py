@@ -102,13 +102,13 @@ def _fit_lines(plan: Plan) -> list[str]:
     if plan.larger is not None:
         title = f"What would fit on {plan.larger.layout.num_devices} of them"
         lines += _choice_lines(title, plan.larger)
-    if plan.card is not None:
-        name, choice = plan.card
+    if plan.larger_gpu is not None:
+        name, choice = plan.larger_gpu
         lines += _choice_lines(f"What would fit on as many {name}", choice)
-    if plan.larger is None and plan.card is None:
+    if plan.larger is None and plan.larger_gpu is None:
         lines.append("No more, and no larger known GPUs would do.")
-    smallest_warmup = search.fewer_warmup_tokens(plan.work, plan.layout, plan.room)
-    if plan.room.of_warmup_step(smallest_warmup, plan.layout) > plan.limit:
+    smallest_warmup = search.fewer_warmup_tokens(plan.work, plan.layout, plan.memory_limit)
+    if plan.memory_limit.of_warmup_step(smallest_warmup, plan.layout) > plan.limit:
         lines.append(
             "The warm-up alone is too large: make it once where it fits, and name its folder in "
             "warmup.dir."
@@ -144,7 +144,7 @@ def _largest_line(plan: Plan) -> str:
 
 
 def _adapter_lines(plan: Plan) -> list[str]:
-    """Describes the number of trained parameters; empty if the run does not train adapters."""
+    """Describes the number of trained parameters, or returns no lines without adapters."""
     if not plan.work.adapters:
         return []
     million = costs.trained_parameters(plan.work) / 1e6

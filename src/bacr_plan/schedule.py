@@ -114,7 +114,16 @@ class CountingDecoder(SlotDecoder):
     def prefill(
         self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
     ) -> None:
-        """Assigns rows to slots, and counts a prefill for every prompt, even if rows share it."""
+        """Assigns rows to free slots and counts the prefill calls for their prompts.
+
+        Rows with the same prompt are counted separately.
+
+        Args:
+          rows: unused.
+          entering: indices of the rows.
+          slots: index of the slot for each of these rows.
+          together: unused.
+        """
         widths = np.asarray(prompt_widths(self.width))
         indices = np.searchsorted(widths, self.rows.prompts[entering])
         padded_widths = widths[indices]

@@ -118,7 +118,7 @@ def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
     return sizes[count - 1] if count else 0
 
 
-def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) -> int:
+def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> int:
     """Returns the maximum number of rows in a portion that fits.
 
     The rows of a micro-batch divide the rows of an update, unless micro-batches are formed by
@@ -129,7 +129,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) 
       portion: one of `PORTIONS`.
       work: the sizes of the run.
       layout: the mesh.
-      room: the memory limit.
+      memory_limit: the memory limit.
 
     Returns:
       The number of rows, or 0 if not even one row per device fits.
@@ -137,38 +137,38 @@ def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) 
     shards = layout.slot_shards
     if portion == "micro_rows":
         sizes: Sequence[int] = _micro_batches(work, layout, work.update_rows)
-        peak_of_phase = room.of_update
+        peak_of_phase = memory_limit.of_update
     elif portion == "slots":
         sizes = range(shards, work.rows + 1, shards)
-        peak_of_phase = room.of_rollout
+        peak_of_phase = memory_limit.of_rollout
     else:
         sizes = range(shards, work.evaluation.rows + shards, shards)
-        peak_of_phase = room.of_evaluation
+        peak_of_phase = memory_limit.of_evaluation
 
     def fits(rows: int) -> bool:
         """True if the run fits with `rows` rows in the portion."""
         changes: dict[str, Any] = {portion: rows}
         changed = dataclasses.replace(work, **changes)
-        return peak_of_phase(changed, layout) <= room.limit
+        return peak_of_phase(changed, layout) <= memory_limit.limit
 
     return _largest(sizes, fits)
 
 
-def decoding_peak(work: Workload, layout: MeshShape, room: MemoryLimit) -> float:
+def decoding_peak(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> float:
     """Returns the peak bytes of decoding on one device, during training and evaluations."""
-    training = room.of_rollout(work, layout)
+    training = memory_limit.of_rollout(work, layout)
     if not work.evaluated:
         return training
-    return max(training, room.of_evaluation(work, layout))
+    return max(training, memory_limit.of_evaluation(work, layout))
 
 
-def peak_of(work: Workload, layout: MeshShape, room: MemoryLimit) -> float:
+def peak_of(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> float:
     """Returns the peak bytes of a run on one device."""
     return max(
-        room.of_update(work, layout),
+        memory_limit.of_update(work, layout),
         memory.score_phase(work, layout).peak,
-        decoding_peak(work, layout, room),
-        room.of_warmup_step(work, layout),
+        decoding_peak(work, layout, memory_limit),
+        memory_limit.of_warmup_step(work, layout),
     )
 
 
@@ -188,7 +188,7 @@ def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
     )
 
 
-def suggest(work: Workload, num_devices: int, room: MemoryLimit) -> Choice | None:
+def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choice | None:
     """Returns the first mesh that fits, with its portions; None if no mesh fits.
 
     The portions of the config are kept if they fit; otherwise the largest portions that fit are
@@ -197,7 +197,7 @@ def suggest(work: Workload, num_devices: int, room: MemoryLimit) -> Choice | Non
     """
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
-        choice = _choice_on(work, layout, room)
+        choice = _choice_on(work, layout, memory_limit)
         if choice is None:
             continue
         if choice.work.slots * _MOST_WAVES >= work.rows:
@@ -206,30 +206,30 @@ def suggest(work: Workload, num_devices: int, room: MemoryLimit) -> Choice | Non
     return max(fitting, key=lambda choice: choice.work.slots, default=None)
 
 
-def _choice_on(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice | None:
+def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
     """Returns portions with which a run fits on a mesh; None if no portions fit."""
-    most = largest("micro_rows", work, layout, room)
+    most = largest("micro_rows", work, layout, memory_limit)
     if work.rows % layout.row_shards or not most:
         return None
     micro_rows = most
     if work.micro_rows in _micro_batches(work, layout, most):
         micro_rows = work.micro_rows
-    slots = min(largest("slots", work, layout, room), work.slots)
+    slots = min(largest("slots", work, layout, memory_limit), work.slots)
     slots -= slots % layout.slot_shards
     if not slots:
         return None
     changed = dataclasses.replace(work, micro_rows=micro_rows, slots=slots)
-    return fewer_eval_slots(changed, layout, room)
+    return fewer_eval_slots(changed, layout, memory_limit)
 
 
-def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: MemoryLimit) -> Workload:
+def fewer_warmup_tokens(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Workload:
     """Reduces the number of tokens per step in the warm-up until a step fits.
 
     The number is halved repeatedly. The search stops at one row, even if it does not fit.
     """
     warmup = work.warmup
     while warmup is not None and warmup.rows > 1:
-        if room.of_warmup_step(work, layout) <= room.limit:
+        if memory_limit.of_warmup_step(work, layout) <= memory_limit.limit:
             break
         tokens = max(work.warmup_tokens // 2, warmup.thinking)
         work = dataclasses.replace(work, warmup_tokens=tokens)
@@ -237,7 +237,7 @@ def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: MemoryLimit) ->
     return work
 
 
-def fewer_eval_slots(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice | None:
+def fewer_eval_slots(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
     """Reduces the sizes of evaluations and of the warm-up if they do not fit.
 
     Evaluations get fewer slots, and the warm-up gets fewer tokens per step.
@@ -248,19 +248,19 @@ def fewer_eval_slots(work: Workload, layout: MeshShape, room: MemoryLimit) -> Ch
     shards = layout.slot_shards
     wanted_slots = work.evaluation.slots
     smaller = work
-    if wanted_slots % shards or decoding_peak(work, layout, room) > room.limit:
-        most = min(largest("eval_slots", work, layout, room), wanted_slots)
+    if wanted_slots % shards or decoding_peak(work, layout, memory_limit) > memory_limit.limit:
+        most = min(largest("eval_slots", work, layout, memory_limit), wanted_slots)
         eval_slots = max(most // shards, 1) * shards
         smaller = dataclasses.replace(work, eval_slots=eval_slots)
-    smaller = fewer_warmup_tokens(smaller, layout, room)
-    peak = peak_of(smaller, layout, room)
-    if peak > room.limit:
+    smaller = fewer_warmup_tokens(smaller, layout, memory_limit)
+    peak = peak_of(smaller, layout, memory_limit)
+    if peak > memory_limit.limit:
         return None
     return Choice(smaller, layout, peak)
 
 
 def fastest_decoding(
-    work: Workload, layout: MeshShape, room: MemoryLimit, device: Device
+    work: Workload, layout: MeshShape, memory_limit: MemoryLimit, device: Device
 ) -> tuple[MeshShape, float]:
     """Finds the value of mesh.decode_tensor with the fastest rollout.
 
@@ -278,7 +278,7 @@ def fastest_decoding(
         all_slots = (work.slots, work.evaluation.slots)
         if any(slots % other.slot_shards for slots in all_slots):
             continue
-        if other != layout and decoding_peak(work, other, room) > room.limit:
+        if other != layout and decoding_peak(work, other, memory_limit) > memory_limit.limit:
             continue
         rollout = schedule.rollout(work, other)
         by_phase = seconds.rollout_seconds(work, other, device, rollout)

@@ -200,33 +200,42 @@ class DeviceSplit:
       samplers: number of devices used for sampling.
       learn: duration of learning in one iteration, in seconds.
       sample: duration of sampling in one iteration, in seconds.
-      hand: duration of copying the policy to the samplers in seconds, during which both are idle.
+      transfer: duration of copying the policy to the samplers in seconds. Both are idle meanwhile.
     """
 
     learner: int
     samplers: int
     learn: float
     sample: float
-    hand: float
+    transfer: float
 
     @property
     def in_turn(self) -> float:
         """Returns the duration of an iteration in seconds with rollout.async_steps=0."""
-        return self.learn + self.sample + self.hand
+        return self.learn + self.sample + self.transfer
 
     @property
     def ahead(self) -> float:
         """Returns the duration of an iteration in seconds with rollout.async_steps=1."""
-        return max(self.learn, self.sample) + self.hand
+        return max(self.learn, self.sample) + self.transfer
 
 
 def splits(
     work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration
 ) -> list[DeviceSplit]:
-    """Returns all splits of a run's devices for which the learner's mesh is valid."""
+    """Returns the splits of a run's devices between a learner and vLLM servers.
+
+    Splits for which the learner's mesh is not valid are left out.
+
+    Args:
+      work: the sizes of the run.
+      layout: the mesh on all devices.
+      device: speed and memory of a device.
+      planned: number of rollout and update calls in one iteration on all devices.
+    """
     config = dataclasses.replace(work.config, mesh=type(work.config.mesh)())
     policy_bytes = work.float_bytes * costs.policy_parameters(work)
-    hand = 2 * policy_bytes / POLICY_BANDWIDTH
+    transfer = 2 * policy_bytes / POLICY_BANDWIDTH
     result = []
     for samplers in range(1, layout.num_devices):
         learner = layout.num_devices - samplers
@@ -242,7 +251,7 @@ def splits(
             samplers=samplers,
             learn=by_phase["update"] + by_phase["score"],
             sample=_sampling_seconds(work, device, samplers, config.mesh),
-            hand=hand,
+            transfer=transfer,
         )
         result.append(split)
     return result
@@ -287,7 +296,7 @@ def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]
         "",
         "Seconds of an iteration if servers of vLLM sample on some of the devices",
         *lines,
-        f"  fastest: {fastest}; of each {ahead.hand:.0f} s to hand the policy over, at "
+        f"  fastest: {fastest}; of each {ahead.transfer:.0f} s to hand the policy over, at "
         f"{POLICY_BANDWIDTH / 1e9:g} GB/s",
     ]
 

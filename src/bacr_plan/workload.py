@@ -232,11 +232,11 @@ def _preset_of(path: str) -> str:
     for preset in PRESETS:
         if name == preset or name.startswith(f"{preset}-"):
             return preset
-    advice = f"write its shape as model.preset (one of {', '.join(PRESETS)})"
+    advice = f"set model.preset to its shape (one of {', '.join(PRESETS)})"
     if is_hub_name(path):
         advice += ", or add --download to get its config.json"
     raise UserError(
-        f"model.path: no {path}/config.json here, and the name is not that of a "
+        f"model.path: {path}/config.json does not exist here, and the name is not one of a "
         f"released model; {advice}"
     )
 

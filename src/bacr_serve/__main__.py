@@ -104,7 +104,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if text is not None:
             setattr(arguments, name, _number(name, text, least, most))
     if not 0 < arguments.timeout < float("inf"):
-        raise UserError(f"--timeout {arguments.timeout}: write a number of seconds above 0")
+        raise UserError(
+            f"--timeout {arguments.timeout}: the timeout must be above 0 seconds; set a larger "
+            "number"
+        )
     _check_url(arguments)
     arguments.key = None
     if arguments.api_key_file is not None:
@@ -117,7 +120,9 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     number = whole_number(text, most=most)
     if number is None or number < least:
         option = "--" + name.replace("_", "-")
-        raise UserError(f"{option} {text}: write a whole number from {least} to {most}")
+        raise UserError(
+            f"{option}: expected a whole number from {least} to {most}, but found {text}"
+        )
     return number
 
 
@@ -126,10 +131,10 @@ def _check_url(arguments: argparse.Namespace) -> None:
     if arguments.url is None:
         return
     if not is_address(arguments.url):
-        raise UserError(f"--url {arguments.url!r}: is not an address; write http://HOST:PORT")
+        raise UserError(f"--url {arguments.url!r} is not an address; use the form http://HOST:PORT")
     if arguments.model is None:
         raise UserError(
-            "--url: vLLM serves a Hugging Face folder; write --model FOLDER of the run's export "
+            "--url: vLLM serves a Hugging Face folder; pass --model FOLDER with the run's export "
             "(bacr export)"
         )
 
@@ -144,14 +149,14 @@ def read_key(path: Path) -> str:
         content = path.read_bytes()[:4097]
     except OSError as error:
         raise UserError(
-            f"--api-key-file {path}: can't be read ({error.strerror}); write another path"
+            f"--api-key-file {path}: can't be read ({error.strerror}); use another path"
         ) from None
     words = content.decode("latin-1").split()
     is_key = len(words) == 1 and words[0].isascii() and words[0].isprintable()
     if not is_key or len(content) > 4096:
         raise UserError(
-            f"--api-key-file {path}: does not contain one key; write one line of letters and "
-            "digits, such as the output of openssl rand -hex 32"
+            f"--api-key-file {path}: the file does not contain exactly one key; it must have one "
+            "line of letters and digits, such as the output of openssl rand -hex 32"
         )
     return words[0]
 
@@ -179,8 +184,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _no_address(host: str, port: int, error: OSError) -> UserError:
     return UserError(
-        f"--host {host} --port {port}: can't listen there ({error.strerror}); write another port "
-        "or an address of this machine"
+        f"--host {host} --port {port}: the server can't listen there ({error.strerror}); use "
+        "another port or an address of this machine"
     )
 
 
@@ -229,10 +234,10 @@ def _default_budget(text: str, levels: Any, largest: int) -> int | None:
     """Returns the budget of a request without one."""
     budgets = read_budgets(text, option="--budget", levels=levels)
     if len(budgets) != 1:
-        raise UserError(f"--budget {text}: found {len(budgets)} budgets; write one")
+        raise UserError(f"--budget {text}: found {len(budgets)} budgets; pass only one")
     (budget,) = budgets
     if budget is not None and budget > largest:
-        raise UserError(f"--budget {text}: is above the largest budget; write {largest} or less")
+        raise UserError(f"--budget {text} is above the largest budget; use {largest} or less")
     return budget
 
 
@@ -303,7 +308,8 @@ def main(argv: Sequence[str] | None) -> int:
     arguments = parse(argv)
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError(
-            'serve: needs starlette and uvicorn; write pip install -e ".[serve]" in a clone'
+            "serve: the packages starlette and uvicorn are not installed; run pip install -e "
+            '".[serve]" in a clone of the repository'
         )
     from bacr_serve.generation import BackendError
 
@@ -321,7 +327,7 @@ def main(argv: Sequence[str] | None) -> int:
         except BackendError as error:
             raise UserError(f"--url {error}" if arguments.url else str(error)) from None
         except OutOfMemory as error:
-            return failure(f"{error}; write fewer --slots or a smaller --max-budget")
+            return failure(f"{error}; use fewer --slots or a smaller --max-budget")
     return 0
 
 

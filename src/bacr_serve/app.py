@@ -119,7 +119,8 @@ class Service:
         if scheme.lower() != "bearer" or not is_right:
             raise RequestError(
                 401,
-                "authorization: the API key is missing or wrong; write Authorization: Bearer KEY",
+                "authorization: the API key is missing or wrong; send the header Authorization: "
+                "Bearer KEY",
                 code="invalid_api_key",
             )
 
@@ -133,7 +134,8 @@ class Service:
         if media_type != "application/json":
             raise RequestError(
                 415,
-                f"content-type: found {media_type[:80]!r}; write Content-Type: application/json",
+                f"content-type: found {media_type[:80]!r}; send the header Content-Type: "
+                "application/json",
                 param="content-type",
             )
 
@@ -156,13 +158,16 @@ class Service:
                         raise self._too_large()
         except TimeoutError:
             raise RequestError(
-                408, f"body: did not arrive in {self.limits.body_seconds:g} s; send it at once"
+                408,
+                f"body: the request did not arrive in {self.limits.body_seconds:g} s; send it "
+                "at once",
             ) from None
         return bytes(content)
 
     def _too_large(self) -> RequestError:
         return RequestError(
-            413, f"body: has more than {self.limits.body_bytes} bytes; write a shorter request"
+            413,
+            f"body: the request has more than {self.limits.body_bytes} bytes; send a shorter one",
         )
 
     async def models(self, request: Request) -> Response:
@@ -255,7 +260,7 @@ class _GenerationResponse(Response):
             return
         except TimeoutError:
             error = RequestError(
-                504, f"timeout: the request took more than {seconds:g} s; write a smaller budget"
+                504, f"timeout: the request took more than {seconds:g} s; use a smaller budget"
             )
         except BackendError as failure:
             error = RequestError(502, f"engine: {failure}")
@@ -266,7 +271,7 @@ class _GenerationResponse(Response):
             return
         except Exception:
             _LOG.exception("a request failed")
-            error = RequestError(500, "server: an internal error; its log has the details")
+            error = RequestError(500, "server: an internal error occurred; the log has the details")
         if self._has_started:
             await _send_event(send, error.body(), more=False)
         else:
@@ -372,7 +377,9 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    return error_response(RequestError(500, "server: an internal error; its log has the details"))
+    return error_response(
+        RequestError(500, "server: an internal error occurred; the log has the details")
+    )
 
 
 _HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {

@@ -49,7 +49,7 @@ def read_budget_fields(
     for name, other in others:
         if other != budget:
             message = (
-                f"{first} is {_text(budget)} and {name} is {_text(other)}; write one of the two"
+                f"{first} is {_text(budget)} and {name} is {_text(other)}; send only one of the two"
             )
             raise RequestError(400, message, param=name, code="contradictory_budgets")
     return budget
@@ -58,7 +58,9 @@ def read_budget_fields(
 def _reasoning(value: Any, levels: Mapping[str, int], most: int) -> dict[str, int | None]:
     """Returns the budgets of the fields in `reasoning`, by their full names."""
     if not isinstance(value, dict):
-        raise invalid(REASONING, f'found {short(value)}; write {{"max_tokens": 512}}')
+        raise invalid(
+            REASONING, f'expected an object such as {{"max_tokens": 512}}, but found {short(value)}'
+        )
     budgets: dict[str, int | None] = {}
     for key, item in value.items():
         name = f"{REASONING}.{key}"
@@ -69,7 +71,7 @@ def _reasoning(value: Any, levels: Mapping[str, int], most: int) -> dict[str, in
         elif key == "effort":
             budgets[name] = _effort(name, item, levels, most)
         else:
-            raise invalid(name, "is not a known field; write max_tokens or effort")
+            raise invalid(name, "this is not a known field; use max_tokens or effort")
     return budgets
 
 
@@ -87,16 +89,16 @@ def _number(name: str, value: Any, levels: Mapping[str, int], most: int) -> int 
 def _effort(name: str, value: Any, levels: Mapping[str, int], most: int) -> int | None:
     """Returns the budget of an effort. "none" is OpenAI's name for an answer without thinking."""
     if not isinstance(value, str):
-        raise invalid(name, f"found {short(value)}; write the name of a level")
+        raise invalid(name, f"expected the name of a level, but found {short(value)}")
     if value in levels:
         return _number(name, value, levels, most)
     if value == _NO_BUDGET:
         return 0
     advice = (
-        f"write {', '.join(levels)} or {_NO_BUDGET}"
+        f"use {', '.join(levels)} or {_NO_BUDGET}"
         if levels
         else (
-            f"this policy has no levels; write {_NO_BUDGET}, or a number in budget (its levels are "
+            f"this policy has no levels; use {_NO_BUDGET}, or a number in budget (its levels are "
             "the config's budget.levels)"
         )
     )

@@ -100,14 +100,16 @@ def read_json(content: bytes) -> dict[str, Any]:
         body = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = str(error).partition(":")[0]
-        raise RequestError(400, f"body: is not JSON ({reason}); write a JSON object") from None
+        raise RequestError(
+            400, f"body: the request is not valid JSON ({reason}); send a JSON object"
+        ) from None
     if not isinstance(body, dict):
-        raise RequestError(400, f"body: found {short(body)}; write a JSON object")
+        raise RequestError(400, f"body: expected a JSON object, but found {short(body)}")
     return body
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_chat(body: Mapping[str, Any], defaults: Defaults) -> Asked:
@@ -134,7 +136,7 @@ def _asked(
     """Parses the fields that chats and completions share."""
     model = body.get("model")
     if model is not None and model != defaults.model:
-        message = f"model: found {short(model)}; this server has {defaults.model!r}"
+        message = f"model: found {short(model)}, but this server has {defaults.model!r}"
         raise RequestError(404, message, param="model", code="model_not_found")
     budget = read_budget_fields(
         body, levels=defaults.levels, default=defaults.budget, most=defaults.largest_budget
@@ -146,7 +148,9 @@ def _asked(
         seed = secrets.randbelow(LARGEST_SEED + 1)
     is_seed = type(seed) is int and -(2**63) <= seed < 2**63
     if not is_seed:
-        raise invalid("seed", f"found {short(seed)}; write a whole number of at most 64 bits")
+        raise invalid(
+            "seed", f"expected a whole number of at most 64 bits, but found {short(seed)}"
+        )
     stream = _flag(body, "stream")
     return Asked(
         prompt=prompt,
@@ -168,7 +172,7 @@ def _check_names(body: Mapping[str, Any], more: Sequence[str]) -> None:
         if name in accepted or value is None:
             continue
         if name not in _NEUTRAL:
-            raise invalid(name, "is not a known field; leave it out")
+            raise invalid(name, "this is not a known field; leave it out")
         # Compare the values as JSON, because True equals 1 in Python.
         neutral_values = [json.dumps(one) for one in _NEUTRAL[name]]
         if json.dumps(value) not in neutral_values:
@@ -178,19 +182,21 @@ def _check_names(body: Mapping[str, Any], more: Sequence[str]) -> None:
 def _question(messages: Any) -> str:
     """Returns the question of a chat, which must consist of one user message."""
     if not isinstance(messages, list) or not messages:
-        raise invalid("messages", f"found {short(messages)}; write one user message")
+        raise invalid(
+            "messages", f"expected a list with one user message, but found {short(messages)}"
+        )
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     if roles != ["user"]:
         raise invalid(
             "messages",
-            f"found the roles {short(roles)}; write one user message, because the policy was "
+            f"found the roles {short(roles)}; send one user message, because the policy was "
             "trained on single questions",
         )
     content = messages[0].get("content")
     if isinstance(content, list):
         content = "".join(_text_part(part) for part in content)
     if not isinstance(content, str) or not content.strip():
-        raise invalid("messages[0].content", f"found {short(content)}; write a question")
+        raise invalid("messages[0].content", f"expected a question, but found {short(content)}")
     _check_text("messages[0].content", content)
     return content
 
@@ -200,7 +206,8 @@ def _text_part(part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
         raise invalid(
-            "messages[0].content", f'found the part {short(part)}; write {{"type": "text", ...}}'
+            "messages[0].content",
+            f'expected a part such as {{"type": "text", ...}}, but found {short(part)}',
         )
     return text
 
@@ -212,7 +219,9 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return tuple(prompt)
-    raise invalid("prompt", f"found {short(prompt)}; write one text, or one list of token ids")
+    raise invalid(
+        "prompt", f"expected one text, or one list of token ids, but found {short(prompt)}"
+    )
 
 
 def _check_text(name: str, text: str) -> None:
@@ -220,7 +229,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise invalid(name, "contains unpaired surrogates; write Unicode text") from None
+        raise invalid(name, "the text contains unpaired surrogates; send valid Unicode") from None
 
 
 def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None:
@@ -235,17 +244,21 @@ def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None
         if value is None:
             continue
         if type(value) is not int or not 1 <= value <= _LARGEST_TOKENS:
-            raise invalid(name, f"found {short(value)}; write a whole number from 1 on")
+            raise invalid(name, f"expected a whole number of at least 1, but found {short(value)}")
         values[name] = value
     if len(set(values.values())) > 1:
-        raise invalid(str(newer), "differs from max_tokens; write one of the two")
+        raise invalid(str(newer), "the value differs from max_tokens; send only one of the two")
     return next(iter(values.values()), None)
 
 
 def _float(
     body: Mapping[str, Any], name: str, default: float, is_valid: Callable[[float], bool]
 ) -> float:
-    """Returns a number of a request."""
+    """Returns the value of a numeric field of a request, or the default if it is missing.
+
+    Raises:
+      RequestError: the value is not a number, or `is_valid` rejects it.
+    """
     value = body.get(name)
     if value is None:
         return default
@@ -254,7 +267,7 @@ def _float(
             "temperature": f"a number from 0 to {_LARGEST_TEMPERATURE:g}",
             "top_p": "a number above 0, up to 1",
         }
-        raise invalid(name, f"found {short(value)}; write {ranges[name]}")
+        raise invalid(name, f"expected {ranges[name]}, but found {short(value)}")
     return float(value)
 
 
@@ -263,7 +276,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise invalid(name, f"found {short(value)}; write true or false")
+        raise invalid(name, f"expected true or false, but found {short(value)}")
     return value
 
 
@@ -273,7 +286,11 @@ def _stream_usage(body: Mapping[str, Any], stream: bool) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise invalid("stream_options", f'found {short(options)}; write {{"include_usage": true}}')
+        raise invalid(
+            "stream_options", f'expected {{"include_usage": true}}, but found {short(options)}'
+        )
     if not stream:
-        raise invalid("stream_options", "is only read with stream=true; leave it out")
+        raise invalid(
+            "stream_options", "this field has no effect without stream=true; leave it out"
+        )
     return _flag(options, "include_usage")

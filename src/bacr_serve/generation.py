@@ -86,15 +86,15 @@ async def generate(backend: Backend, request: Generation) -> AsyncGenerator[Piec
     Raises:
       BackendError: if the engine fails.
     """
-    room = request.max_tokens
+    remaining = request.max_tokens
     async with contextlib.aclosing(backend.generate(request)) as pieces:
         async for piece in pieces:
-            if room is None:
+            if remaining is None:
                 yield piece
                 continue
-            is_whole = len(piece.tokens) <= room
-            tokens = piece.tokens[:room]
-            room -= len(tokens)
+            is_whole = len(piece.tokens) <= remaining
+            tokens = piece.tokens[:remaining]
+            remaining -= len(tokens)
             if is_whole:
                 yield piece
                 continue

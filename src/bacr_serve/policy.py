@@ -90,7 +90,9 @@ class ServedPolicy:
             except ValueError as error:
                 raise RequestError(400, f"{name}: {error}", param=name) from None
         if not ids:
-            raise RequestError(400, f"{name}: has no tokens; write a text", param=name)
+            raise RequestError(
+                400, f"{name}: the text has no tokens; send a text that is not empty", param=name
+            )
         if len(ids) > self.prompt_tokens:
             raise self._too_long(name, f"{len(ids)} tokens")
         return ids
@@ -101,7 +103,7 @@ class ServedPolicy:
             if not 0 <= token < len(self.vocabulary):
                 raise RequestError(
                     400,
-                    f"prompt: found the token {token}; write ids from 0 to "
+                    f"prompt: found the token id {token}; use ids from 0 to "
                     f"{len(self.vocabulary) - 1}",
                     param="prompt",
                 )
@@ -115,8 +117,8 @@ class ServedPolicy:
     def _too_long(self, name: str, size: str) -> RequestError:
         return RequestError(
             400,
-            f"{name}: the prompt has {size}, and this policy reads {self.prompt_tokens} tokens; "
-            "write a shorter one",
+            f"{name}: the prompt has {size}, but this policy reads at most "
+            f"{self.prompt_tokens} tokens; send a shorter one",
             param=name,
             code="context_length_exceeded",
         )
@@ -135,10 +137,10 @@ class ServedPolicy:
 
     @property
     def answer_prefix(self) -> str:
-        r"""Returns the forced text that belongs to the answer, such as `\boxed{`. A tag does not.
+        r"""Returns the forced text with which the answer in a reply begins.
 
-        It is the beginning of the answer's content, because the content would otherwise contain a
-        closing brace without the opening one.
+        Text such as `\boxed{` is part of the answer, which would otherwise contain the closing
+        brace without the opening one. A tag such as `<answer>` is not, so the result is empty.
         """
         is_tag = self.answer_open.startswith("<") and self.answer_open.endswith(">")
         return "" if is_tag else self.answer_open

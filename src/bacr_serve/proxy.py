@@ -91,4 +91,4 @@ class ProxyBackend:
                     if segment.done:
                         break
             if len(segment.tokens) == num_before:
-                raise BackendError(f"{self._server.url}: ended a completion without a token")
+                raise BackendError(f"{self._server.url}: a completion ended without a token")

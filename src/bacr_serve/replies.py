@@ -135,11 +135,11 @@ class Reply:
         return self._chunk(change)
 
     def last_chunk(self) -> dict[str, Any]:
-        """Returns the event of a stream with the finish reason."""
+        """Returns the event that ends the text of a stream. It contains the finish reason."""
         return self._chunk({} if self._asked.is_chat else {"text": ""}, self.finish_reason)
 
     def usage_chunk(self) -> dict[str, Any]:
-        """Returns the event of a stream with the token counts, which has no choice."""
+        """Returns the event of a stream that contains the token counts and no text."""
         return {**self._head(".chunk"), "choices": [], "usage": self.usage()}
 
     def _chunk(self, change: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:

@@ -51,12 +51,12 @@ def choose_lengths(
     if free < 2:
         raise UserError(
             f"rollout.answer_tokens: an answer and its tags need {reserved} of the model's "
-            f"{positions} positions; write a smaller number"
+            f"{positions} positions; set a smaller number"
         )
     if largest is not None and largest >= free:
         raise UserError(
-            f"--max-budget {largest}: the model's {positions} positions leave {free - 1} for "
-            "thinking; write a smaller number"
+            f"--max-budget {largest} is too large: the model's {positions} positions leave "
+            f"{free - 1} for thinking; use a smaller number"
         )
     if largest is None:
         largest = max(min(wanted, max(free - prompt_tokens, free // 2)), 1)
@@ -82,7 +82,7 @@ class SessionEncoder:
             raise UserError(str(error).removeprefix("question 0: ")) from None
         # Some tokenizers raise a plain Exception if they have no token for unknown text.
         except Exception:
-            raise UserError("the tokenizer has no tokens for this text; write another") from None
+            raise UserError("the tokenizer has no tokens for this text; use another text") from None
         length = int(prompts.lengths[0])
         ids: list[int] = prompts.tokens[0][:length].tolist()
         return ids
@@ -94,7 +94,7 @@ class SessionEncoder:
         try:
             ids: list[int] = encode_text(self._session.tokenizer, text).tolist()
         except Exception:
-            raise UserError("the tokenizer has no tokens for this text; write another") from None
+            raise UserError("the tokenizer has no tokens for this text; use another text") from None
         return ids
 
 

@@ -113,11 +113,9 @@ class Slots:
         self._keys = [jax.random.key(0)] * self.size
         self._temperatures = [0.0] * self.size
         self._top_ps = [_ALL_TOKENS] * self.size
-        sampler = SamplingSetup(spec, rules, self._sampling(), decoder.phi_of)
+        setup = SamplingSetup(spec, rules, self._sampling(), decoder.phi_of)
         with phase_memory("serve", slots=spec.slots, positions=prompt_tokens + spec.max_sampled):
-            self._engine = SlotDecoder(
-                decoder.params, self._prompts, jnp.stack(self._keys), sampler
-            )
+            self._engine = SlotDecoder(decoder.params, self._prompts, jnp.stack(self._keys), setup)
         # Rows that are being answered, and their branches. None if no row is being answered.
         self._opened: OpenBranches | None = None
         self._answered_steps = 0

@@ -96,7 +96,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_intermixed_args(argv)
     arguments.config = locate(arguments.config, STUDIES)
     if arguments.jobs is not None and arguments.jobs < 1:
-        raise UserError(f"--jobs {arguments.jobs}: write 1 or more")
+        raise UserError(f"--jobs {arguments.jobs} is too small; set it to 1 or more")
     return arguments
 
 
@@ -218,7 +218,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
             schedule.run_all(scheduler, runs, progress, handler.poll)
         except Preempted as signal:
             scheduler.stop()
-            print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+            print(f"{signal}: stopped; run the same command to continue", file=sys.stderr)
             return STOPPED
     return 1 if scheduler.failed else 0
 

@@ -171,9 +171,9 @@ def read_cell(path: Path) -> Cell:
         cell = Cell(**read_object(path))
         contradiction = next(_contradictions(cell, path), None)
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror})") from None
+        raise UserError(f"{path} can't be read ({error.strerror})") from None
     except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise UserError(f"{path}: is damaged, or no cell ({error}); {advice}") from None
+        raise UserError(f"{path} is damaged, or is not a cell ({error}); {advice}") from None
     if contradiction is not None:
         raise UserError(f"{path}: {contradiction}; {advice}")
     return cell
@@ -221,7 +221,7 @@ def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
         yield f"found id {cell.id!r} of task, arm, value and seed {expected!r}"
     for name, by_mode in cell.sets.items():
         if name not in cell.problems_digest:
-            yield f"problems_digest: found none of {name}"
+            yield f"problems_digest: the digest of {name} is missing"
         for mode, by_budget in by_mode.items():
             for budget in by_budget:
                 for problem in _entry_contradictions(cell, name, mode, budget):
@@ -236,19 +236,19 @@ def _entry_contradictions(cell: Cell, name: str, mode: str, budget: str) -> Iter
     for key in NUMBERS:
         value = entry.get(key)
         if not isinstance(value, int | float) or not np.isfinite(value):
-            yield f"{key}: found {value!r}, which is no number"
+            yield f"{key}: found {value!r}, which is not a number"
     accuracy = entry["accuracy"]
     if not 0.0 <= accuracy <= 1.0:
-        yield f"accuracy: found {accuracy}, which is no share"
+        yield f"accuracy: found {accuracy}, which is not between 0 and 1"
     if rates is None:
         return
     if rates.max() > 1.0:
-        yield "correct: found more right samples of a problem than there are"
+        yield "correct: a problem has more right samples than samples"
     if levels is not None and len(levels) != len(rates):
-        yield f"correct: found {len(rates)} problems, and {len(levels)} in levels_of"
+        yield f"correct: found {len(rates)} problems, but levels_of has {len(levels)}"
     mean = float(rates.mean())
     if abs(mean - accuracy) > _AGREE:
-        yield f"correct: found a mean of {mean:.4f}, and accuracy {accuracy:.4f}"
+        yield f"correct: found a mean of {mean:.4f}, but the accuracy is {accuracy:.4f}"
 
 
 def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
@@ -267,13 +267,13 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
         if path.exists():
             cells[id_] = read_cell(path)
     if not cells:
-        raise UserError(f"{folder / 'cells'}: found no finished run of study {study.name}")
+        raise UserError(f"{folder / 'cells'} contains no finished run of the study {study.name}")
     first_cells: dict[tuple[str, str], Cell] = {}
     for cell in cells.values():
         if cell.study_size != study.size:
             raise UserError(
                 f"{folder / 'cells'}: found {cell.id} of size {cell.study_size!r} in a study of "
-                f"size {study.size!r}; give every size a folder of its own"
+                f"size {study.size!r}; use a separate folder for every size"
             )
         for name in cell.sets:
             first = first_cells.setdefault((cell.task, name), cell)

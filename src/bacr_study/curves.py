@@ -133,9 +133,10 @@ def convergence(grid: Grid) -> dict[str, Any]:
     """Averages rewards and held-out accuracies over training, and measures convergence times.
 
     Returns:
-      For each task, `curves` and `thresholds`. `curves` maps variant, then `reward` or `accuracy`,
-      then axis to the averaged curve; untrained arms are left out. `thresholds` is the result of
-      `_times`.
+      For each task, a dict with `curves` and `thresholds`. `curves[variant][name][axis]` is the
+      curve averaged over seeds, where `name` is `reward` or `accuracy`, and `axis` is what progress
+      is measured in, such as steps. Arms without training have no curve. `thresholds` contains the
+      time that each variant takes to reach given accuracies.
     """
     by_task: dict[str, Any] = {}
     for task in grid.study.tasks:

@@ -5,7 +5,7 @@ count such runs for every arm, and `tables` shows the counts. A run is compared 
 it started from; arms are not compared with each other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bacr_jax.evaluation.decline import (
@@ -80,10 +80,25 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
         )
 
 
+def _policy_before(run: Cell, untrained: Sequence[Cell], task: Task) -> Cell | None:
+    """Returns the cell of the policy that a run started from, or None if there is none."""
+    for cell in untrained:
+        if cell.seed == run.seed:
+            return cell
+    if "warmup.seed" not in task.set:
+        return None
+    for cell in untrained:
+        if cell.problems_digest == run.problems_digest:
+            return cell
+    return None
+
+
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     """Counts the failed runs of every arm on a task.
 
-    A trained run is only counted if the arm named by `Study.before` has a cell with the same seed.
+    A trained run is compared with the cell of the arm `Study.before` with the same seed. If the
+    task sets `warmup.seed`, all seeds start from the same policy, and a run without such a cell is
+    compared with the arm's first cell on the same problems. Other runs are not counted.
 
     Returns:
       A record for each variant with at least one such run:
@@ -96,15 +111,16 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     rates: dict[str, Any] = {}
     if not grid.study.before:
         return rates
-    untrained = {cell.seed: cell for cell in grid.of(task.id, Variant(grid.study.before))}
+    untrained = grid.of(task.id, Variant(grid.study.before))
     for variant in grid.variants(task.id):
-        trained = [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
-        runs = [cell for cell in trained if cell.seed in untrained]
-        changes = [
-            (cell.seed, change)
-            for cell in runs
-            for change in changes_of(cell, untrained[cell.seed], task.main)
-        ]
+        runs = []
+        changes = []
+        for cell in grid.of(task.id, variant):
+            before = _policy_before(cell, untrained, task)
+            if cell.steps == 0 or before is None:
+                continue
+            runs.append(cell)
+            changes.extend((cell.seed, change) for change in changes_of(cell, before, task.main))
         if not changes:
             continue
         failures = [(seed, change) for seed, change in changes if change.failed]
@@ -124,7 +140,7 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _record(seed: int, change: Change) -> dict[str, Any]:
-    """Converts a change to a JSON object for results.json."""
+    """Converts the change of a run at one budget to a JSON object for results.json."""
     return {
         "seed": seed,
         "budget": change.budget,

@@ -122,8 +122,8 @@ class PlannedRun:
             ]
             if differences:
                 raise UserError(
-                    f"{path}: was made with other settings than the study has now "
-                    f"({', '.join(differences)}); move it away, and the run is made again"
+                    f"{path} was made with other settings than the study has now "
+                    f"({', '.join(differences)}); move the folder away to run it again"
                 )
         return existing_paths == paths
 
@@ -194,7 +194,7 @@ def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Con
     flat = config_io.flatten(config)
     for key, reason in _NOT_IN_STUDIES.items():
         if flat[key] is not None:
-            raise UserError(f"{key}={flat[key]}: {reason}; write null")
+            raise UserError(f"{key}={flat[key]}: {reason}; set it to null")
     return config
 
 
@@ -237,4 +237,6 @@ def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
     is_number = text.isascii() and text.isdecimal()
     if is_number and int(text) < len(runs):
         return runs[int(text)]
-    raise UserError(f"--only {text}: names no run; write 0 to {len(runs) - 1} or an id of --list")
+    raise UserError(
+        f"--only {text} matches no run; use 0 to {len(runs) - 1}, or an id that --list prints"
+    )

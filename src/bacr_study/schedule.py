@@ -140,8 +140,8 @@ def _gpu_shares(devices_per_run: int, jobs: int | None) -> list[Share]:
     most = len(gpus) // devices_per_run
     if most == 0:
         raise UserError(
-            f"devices_per_run={devices_per_run}: found {len(gpus)} GPUs; write --size cpu, or "
-            "start it where they are"
+            f"devices_per_run={devices_per_run}: this machine has {len(gpus)} GPUs; pass --size "
+            "cpu, or run the command on a machine with GPUs"
         )
     result = []
     for index in range(min(jobs or most, most)):

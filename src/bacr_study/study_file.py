@@ -322,6 +322,12 @@ def _keys_of_study(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     return result
 
 
+def _number_text(bounds: str) -> str:
+    """Describes an interval, for the end of an error message such as `use a number in [0, 1]`."""
+    text = range_text(bounds)
+    return f"a number {text}" if text.startswith("in ") else text
+
+
 # Checks of a study -------------------------------------------------------------------------------
 
 
@@ -350,15 +356,15 @@ def _number_checks(study: Study) -> Iterator[_Check]:
     seeds = study.seeds
     yield 0 < len(seeds) == len(set(seeds)), "seeds", list(seeds), "different seeds"
     for seed in seeds:
-        yield inside(seed, SEEDS), "seeds", seed, range_text(SEEDS)
+        yield inside(seed, SEEDS), "seeds", seed, _number_text(SEEDS)
     for name, bounds in _RANGES.items():
         value = getattr(study, name)
         in_range = value is None or inside(value, bounds)
-        yield in_range, name, value, range_text(bounds)
+        yield in_range, name, value, _number_text(bounds)
     for name, number in walk(study.evaluation):
         if number.bounds and number.value is not None:
             in_range = inside(number.value, number.bounds)
-            yield in_range, f"evaluation.{name}", number.value, range_text(number.bounds)
+            yield in_range, f"evaluation.{name}", number.value, _number_text(number.bounds)
 
 
 def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
@@ -419,7 +425,7 @@ def _task_checks(study: Study, task: Task) -> Iterator[_Check]:
     for budget in study.focus:
         yield budget in budgets, "focus", budget, any_of(list(map(str, budgets)))
     for level in task.hard_levels:
-        yield inside(level, _LEVELS), f"{where}.hard_levels", level, range_text(_LEVELS)
+        yield inside(level, _LEVELS), f"{where}.hard_levels", level, _number_text(_LEVELS)
 
 
 def _arm_checks(study: Study, arm: Arm) -> Iterator[_Check]:
@@ -460,7 +466,7 @@ def _vote_checks(study: Study, arm: Arm, matched_votes: dict[str | None, int]) -
     yield both_or_neither, where, votes, "both votes and of: the arm whose samples vote"
 
     samples = study.samples_of(arms[arm.of or arm.id])
-    yield inside(samples, SAMPLES), f"{where}.samples", samples, range_text(SAMPLES)
+    yield inside(samples, SAMPLES), f"{where}.samples", samples, _number_text(SAMPLES)
 
     # An evaluation only computes votes over powers of 2 and over all samples.
     passed = votes is None or (

@@ -68,7 +68,7 @@ def run_one(study: Study, run: PlannedRun) -> int:
         with PreemptionHandler() as handler:
             lock = lock_when_free(lock_path, handler.poll)
     except Preempted as signal:
-        print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+        print(f"{signal}: stopped; run the same command to continue", file=sys.stderr)
         return STOPPED
     with lock:
         # Another process may have written the cells while this one was waiting for the lock.

@@ -88,15 +88,15 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
     form = SHORT.get(name)
     if short and form is None:
         raise ValueError(
-            f"{where}: data.prompt_format=characters has short prompts for {', '.join(SHORT)}; "
-            "write one of these, or another prompt format and model.path"
+            f"{where}: data.prompt_format=characters has short prompts only for "
+            f"{', '.join(SHORT)}; use one of these, or set another prompt format and model.path"
         )
     if not gym_checked.is_checked(name, dataset_class.__module__):
         version = gym_checked.VERSION
         raise ValueError(
-            f"{where}: its scorer differs from reasoning-gym {version}, whose scorers were checked "
-            f"not to run answers as code; write pip install reasoning-gym=={version}, or another "
-            "generator"
+            f"{where}: its scorer differs from the one in reasoning-gym {version}, whose scorers "
+            f"were checked not to run answers as code; run pip install reasoning-gym=={version}, "
+            "or use another generator"
         )
     fields = _fields(where, query, config_class)
     dataset = _dataset(where, fields)
@@ -154,13 +154,13 @@ def _generator(where: str, name: str) -> tuple[Any, Any]:
         import reasoning_gym
     except ImportError:
         raise ValueError(
-            f"{where}: needs reasoning-gym, which is not installed; write pip install "
-            "bacr_jax[gym], or in a clone pip install -e '.[gym]'"
+            f"{where}: the package reasoning-gym is not installed; run pip install "
+            "'bacr_jax[gym]', or pip install -e '.[gym]' in a clone of the repository"
         ) from None
     generators = reasoning_gym.factory.DATASETS
     if name not in generators:
         nearest = _nearest(name, generators)
-        raise ValueError(f"{where}: no generator {name!r}; the nearest is {nearest!r}")
+        raise ValueError(f"{where}: there is no generator {name!r}; the nearest is {nearest!r}")
     return generators[name]
 
 
@@ -187,7 +187,7 @@ def _dataset(where: str, fields: Mapping[str, Any]) -> Any:
     # reasoning-gym validates fields with assertions, and inconsistent fields can raise any
     # exception.
     except Exception as error:
-        raise ValueError(f"{where}: {error or type(error).__name__}; write other fields") from None
+        raise ValueError(f"{where}: {error or type(error).__name__}; use other fields") from None
 
 
 def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
@@ -205,19 +205,19 @@ def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
         name, _, text = part.partition("=")
         if name not in hints:
             nearest = _nearest(name, hints)
-            raise ValueError(f"{where}: no field {name!r}; the nearest is {nearest!r}")
+            raise ValueError(f"{where}: there is no field {name!r}; the nearest is {nearest!r}")
         if name in fields:
-            raise ValueError(f"{where}: {name} appears twice; write it once")
+            raise ValueError(f"{where}: {name} appears twice; keep only one of them")
         value = _yaml_value(text)
         try:
             fields[name] = _convert(hints[name], value)
         except (TypeError, ValueError):
             type_name = getattr(hints[name], "__name__", hints[name])
             raise ValueError(
-                f"{where}: {name} can't be {value!r:.60}; write a value of type {type_name}"
+                f"{where}: {name} can't be {value!r:.60}; use a value of type {type_name}"
             ) from None
     if not 1 <= fields.get("size", 1) <= MOST_SIZE:
-        raise ValueError(f"{where}: size can't be {fields['size']}; write 1 to {MOST_SIZE}")
+        raise ValueError(f"{where}: size can't be {fields['size']}; use 1 to {MOST_SIZE}")
     return fields
 
 
@@ -297,7 +297,7 @@ def _items(
             if index >= COUNTED and isinstance(error, IndexError):
                 return
             raise ValueError(
-                f"{where}: its item {index} fails ({type(error).__name__}: {error}); write other "
+                f"{where}: its item {index} fails ({type(error).__name__}: {error}); use other "
                 "fields"
             ) from None
         text = _normalized(item["question"])
@@ -344,7 +344,9 @@ def _items_by_program(
         check=False,
     )
     if result.returncode:
-        lines = result.stderr.strip().splitlines() or [f"{where}: its process ended without items"]
+        lines = result.stderr.strip().splitlines() or [
+            f"{where}: its process ended without returning items"
+        ]
         raise ValueError(lines[-1])
     return ast.literal_eval(result.stdout)
 

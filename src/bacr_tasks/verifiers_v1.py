@@ -51,7 +51,9 @@ def source(taskset: str) -> SimpleNamespace:
     try:
         import verifiers.v1  # noqa: F401
     except ImportError:
-        raise ValueError(f"{where}: needs verifiers; write pip install verifiers==0.4.0") from None
+        raise ValueError(
+            f"{where}: the package verifiers is not installed; run pip install verifiers==0.4.0"
+        ) from None
 
     def questions(split: str) -> list[dict[str, Any]]:
         try:
@@ -59,7 +61,7 @@ def source(taskset: str) -> SimpleNamespace:
         # The task set is code from another package and can raise any exception.
         except Exception as error:
             reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-            raise ValueError(f"{where}: {reason}; write another set") from None
+            raise ValueError(f"{where}: {reason}; use another set") from None
 
     return SimpleNamespace(questions=questions, SCORE=SCORER)
 

@@ -18,49 +18,49 @@ from config_world import KEYS, changed, values_by_key, with_value
 # Changed sections, and pieces of the line that refuses them.
 MATH = {"train": "math:data/train.jsonl", "eval": ("math:data/test.jsonl",)}
 BAD_CONFIGS = [
-    ({"seed": -1}, "seed: found -1; write in [0, 4294967295]"),
+    ({"seed": -1}, "seed: found -1; it must be in [0, 4294967295]"),
     *(
-        ({"data": {"prompt_date": date}}, f"data.prompt_date: found '{date}'; write a date such as")
+        ({"data": {"prompt_date": date}}, f"data.prompt_date: found '{date}'; use a date such as")
         for date in ("today", "28 Nov 2026", "20261128", "2026-02-30")
     ),
     (
         {"conditioning": {"prompt_text": "Be brief."}},
-        "conditioning.prompt_text: found 'Be brief.'; write a sentence with {budget} once",
+        "conditioning.prompt_text: found 'Be brief.'; use a sentence that contains {budget} once",
     ),
     (
         {"conditioning": {"prompt_text": "{budget} of {budget}"}},
-        "write a sentence with {budget} once",
+        "use a sentence that contains {budget} once",
     ),
     (
         {"conditioning": {"prompt_text": "At most {budget}!"}},
         "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out",
     ),
-    ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
-    ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; write qwen2.5-7b"),
+    ({"output": {"dir": " "}}, "output.dir: the text is blank; use a name"),
+    ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; use qwen2.5-7b"),
     (
         {"model": {"num_heads": 4, "num_kv_heads": 3}},
-        "num_kv_heads=3: must divide model.num_heads=4",
+        "num_kv_heads=3 does not divide model.num_heads=4",
     ),
-    ({"model": {"hidden_size": 65, "head_dim": 32}}, "model.hidden_size=65: must be even"),
+    ({"model": {"hidden_size": 65, "head_dim": 32}}, "model.hidden_size=65 is odd"),
     ({"model": {"hidden_size": 64, "num_heads": 3}}, "is not a multiple of model.num_heads=3"),
-    ({"model": {"head_dim": 7}}, "model.head_dim=7: must be even"),
-    ({"model": {"hidden_size": 6}}, "model.hidden_size/model.num_heads=3: must be even"),
+    ({"model": {"head_dim": 7}}, "model.head_dim=7 is odd"),
+    ({"model": {"hidden_size": 6}}, "model.hidden_size/model.num_heads=3 is odd"),
     (
         {"model": {"attention": "cudnn", "compute_dtype": "float32"}},
-        "model.attention=cudnn: needs 16-bit numbers, found model.compute_dtype=float32",
+        "model.attention=cudnn needs 16-bit numbers, found model.compute_dtype=float32",
     ),
     (
         {"model": {"product_dtype": "bfloat16", "compute_dtype": "bfloat16"}},
-        "model.product_dtype=bfloat16: needs a model that computes in float32, found model.compute",
+        "model.product_dtype=bfloat16 needs a model that computes in float32, found model.compute",
     ),
-    ({"mesh": {"tensor": 2}}, "mesh.tensor=2: must divide model.num_kv_heads=1; write 1"),
+    ({"mesh": {"tensor": 2}}, "mesh.tensor=2 does not divide model.num_kv_heads=1; set it to 1"),
     (
         {"train": {"padding_free": True}},
-        "train.padding_free=true: needs the number of tokens that a micro-batch holds; write train",
+        "train.padding_free=true needs the number of tokens of a micro-batch; set train",
     ),
     (
         {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 9000}},
-        "train.micro_batch_tokens=9000: train.micro_batch_rows=8 splits the update too; write null",
+        "train.micro_batch_tokens=9000: train.micro_batch_rows=8 splits the update too; set",
     ),
     (
         # A prompt of one token at least, 64 of thinking, and an answer of 7.
@@ -86,20 +86,20 @@ BAD_CONFIGS = [
                 "importance_cap": 2.0,
             }
         },
-        "loss.importance_cap=2: weighs tokens, but loss.ratio=sequence",
+        "loss.importance_cap=2 weighs tokens, but loss.ratio=sequence",
     ),
     (
         {"budget": {"min": 300, "max": 1000, "stages": (1.0, 0.25)}},
-        "budget.stages=[1, 0.25]: 0.25 of budget.max=1000 is 250 tokens, below budget.min=300; "
-        "write fractions of at least 0.3",
+        "budget.stages=[1, 0.25]: 0.25 of budget.max=1000 is 250 tokens, which is below "
+        "budget.min=300; use fractions of at least 0.3",
     ),
     (
         {"distill": {"teacher": "folder"}},
-        "distill.teacher=folder: is not read with distill.coef=0",
+        "distill.teacher=folder has no effect with distill.coef=0",
     ),
     (
         {"loss": {"sequence_cap": 3.0, "importance_cap": 2.0}},
-        "loss.sequence_cap=3: weighs traces, but loss.importance_cap=2 weighs their tokens too",
+        "loss.sequence_cap=3 weighs traces, but loss.importance_cap=2 weighs their tokens too",
     ),
     (
         {"loss": {"sequence_cap": 3.0, "dual_clip": 10.0, "old_logprobs": "sampler"}},
@@ -111,27 +111,33 @@ BAD_CONFIGS = [
     ),
     (
         {"optimizer": {"single_rate": True}},
-        "value.inner_steps=4: are steps of only the head",
+        "value.inner_steps=4: these steps update only the head",
     ),
-    ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; write a number of shards, or -1"),
-    ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),
+    ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; set it to a number of shards, or to -1"),
+    ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; use ledger, or NAME:PATH"),
     ({"data": {"train": ":x"}}, "data.train: found ':x'"),
-    ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; write ledger"),
+    ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; use ledger"),
     (
         {"data": {**MATH, "question_column": "q"}, "model": {"path": "qwen"}},
-        "data.question_column=q: no set is a table; leave it out",
+        "data.question_column=q: no set is a table; leave the key out",
     ),
-    ({"data": {"trace_column": ("a", "b")}}, "data.trace_column=[a, b]: no set is a table"),
-    ({"data": {"train": ("1" + "0" * 400 + "*gym:gcd",)}}, "write sets with weights above 0"),
+    (
+        {"data": {"trace_column": ("a", "b")}},
+        "data.trace_column=[a, b]: no set is a table",
+    ),
+    ({"data": {"train": ("1" + "0" * 400 + "*gym:gcd",)}}, "use sets with weights above 0"),
     (
         {"rollout": {"engine": "vllm", "urls": ("http://a:1", "foo")}},
-        "rollout.urls: found 'foo'; write addresses such as http://HOST:PORT",
+        "rollout.urls: found 'foo'; use addresses such as http://HOST:PORT",
     ),
-    ({"rollout": {"temperature": 1e-320}}, "rollout.temperature: found 9.99989e-321; write 0.001"),
-    ({"data": {"eval": ()}}, "data.eval: found an empty list; write at least one set"),
-    ({"data": {"eval": ("ledger", "ledger")}}, "data.eval: holds 'ledger' twice"),
-    ({"data": {"eval": ("math:x",)}}, "data.eval: holds 'math:x', but data.train is ledger"),
-    ({"data": MATH}, "model.path: is null, but data.train=math:data/train.jsonl needs a tokenizer"),
+    (
+        {"rollout": {"temperature": 1e-320}},
+        "rollout.temperature: found 9.99989e-321; it must be 0.001",
+    ),
+    ({"data": {"eval": ()}}, "data.eval: the list is empty; use at least one set"),
+    ({"data": {"eval": ("ledger", "ledger")}}, "data.eval contains 'ledger' twice"),
+    ({"data": {"eval": ("math:x",)}}, "data.eval contains 'math:x', but data.train is ledger"),
+    ({"data": MATH}, "model.path is null, but data.train=math:data/train.jsonl needs a tokenizer"),
     ({"model": {"path": "qwen"}}, "model.path: data.train=ledger has its own small model"),
     (
         {"data": {"num_groups": 6}},
@@ -140,42 +146,44 @@ BAD_CONFIGS = [
     ({"data": {"groups": "solve_rate"}}, "data.groups=solve_rate: the ledger has levels"),
     (
         {"data": {**MATH, "groups": "solve_rate"}, "model": {"path": "qwen"}},
-        "data.labels: is null, but data.groups=solve_rate",
+        "data.labels is null, but data.groups=solve_rate",
     ),
-    ({"data": {"labels": "rates.jsonl"}}, "data.labels=rates.jsonl: is not read"),
-    ({"grader": "mine.py"}, "grader: found 'mine.py'; write FILE.py:function, such as"),
+    ({"data": {"labels": "rates.jsonl"}}, "data.labels=rates.jsonl has no effect"),
+    ({"grader": "mine.py"}, "grader: expected FILE.py:function, such as"),
     (
         {"reward": {"weights": {"mine.py:brief": 1.0}}},
-        "reward.weights: found {mine.py:brief: 1}; write {correct: 1, FILE.py:function: 0.2}",
+        "reward.weights: found {mine.py:brief: 1}, but accuracy and pass rates are computed from "
+        "correct; use {correct: 1, FILE.py:function: 0.2}",
     ),
     (
         {"reward": {"weights": {"correct": 1.0, "mine.py": 0.2}}},
-        "reward.weights: found 'mine.py'; write FILE.py:function, such as "
-        "examples/verify_unit_tests.py:grade, or correct",
+        "reward.weights: expected FILE.py:function, such as examples/verify_unit_tests.py:grade, "
+        "or correct, but found 'mine.py'",
     ),
     (
         {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.0}}},
-        "reward.weights: found 0; write more",
+        "reward.weights: found 0; it must be more",
     ),
     (
         {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.2, "b.py:f": 0.2}}},
-        "reward.weights: two rewards have the name 'f', and metrics are named after them; write",
+        "reward.weights: two rewards have the name 'f', but metrics are named after them; use",
     ),
     (
         {"reward": {"normalize_each": True}},
-        "reward.normalize_each=true: reward.weights has no second reward",
+        "reward.normalize_each=true: reward.weights has one reward",
     ),
     ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
-        "warmup.learning_rate=0.003, warmup.hold_accuracy=0.85, warmup.target_accuracy=0.95: are "
-        "defaults for a small model made from scratch, not for model.path=qwen; write "
-        "warmup.learning_rate=1e-5 warmup.hold_accuracy=0 warmup.target_accuracy=0, or what",
+        "warmup.learning_rate=0.003, warmup.hold_accuracy=0.85, warmup.target_accuracy=0.95 are "
+        "defaults for a small model made from scratch, not for model.path=qwen; set "
+        "warmup.learning_rate=1e-5 warmup.hold_accuracy=0 warmup.target_accuracy=0, or other "
+        "values that suit",
     ),
     (
         {"eval": {"select": "leger"}},
-        "eval.select: found 'leger', which names none of data.eval; write train_holdout or ledger",
+        "eval.select: found 'leger', which names none of data.eval; use train_holdout or ledger",
     ),
     (
         {
@@ -183,26 +191,26 @@ BAD_CONFIGS = [
             "data": {**MATH, "eval": ("math:a", "math:b")},
             "model": {"path": "qwen"},
         },
-        "eval.select: found 'math', which names several of data.eval; write train_holdout or "
-        "math:a or math:b",
+        "eval.select: found 'math', which names several of data.eval; use train_holdout or math:a "
+        "or math:b",
     ),
     (
         {"eval": {"holdout": 0, "every": 5}},
-        "eval.holdout=0: leaves eval.select=train_holdout no question to select on; write 1",
+        "eval.holdout=0 leaves eval.select=train_holdout no question to select on; set it to 1",
     ),
-    ({"warmup": {"dir": "x"}}, "warmup.dir=x: is not read with warmup.steps=0"),
-    ({"budget": {"min": 300, "max": 200}}, "budget.min=300: is above budget.max=200"),
+    ({"warmup": {"dir": "x"}}, "warmup.dir=x has no effect with warmup.steps=0"),
+    ({"budget": {"min": 300, "max": 200}}, "budget.min=300 is above budget.max=200"),
     (
         {"budget": {"prior": "choices", "max": 32, "min": 16}, "eval": {"budgets": [8, 64]}},
-        "budget.choices: found an empty list, which means the eval.budgets between",
+        "budget.choices: the list is empty, which means the eval.budgets between",
     ),
     (
         {"budget": {"prior": "choices", "choices": (512, 5000)}},
-        "budget.choices: 5000 is not between budget.min=256 and budget.max=4096; write [512], or",
+        "budget.choices: 5000 is not between budget.min=256 and budget.max=4096; use [512], or",
     ),
     (
         {"budget": {"prior": "choices", "choices": (1024, 512, 512)}},
-        "budget.choices: found [1024, 512, 512]; write every budget once, in rising order: "
+        "budget.choices: found [1024, 512, 512]; list every budget once, in increasing order: "
         "[512, 1024]",
     ),
     (
@@ -210,27 +218,30 @@ BAD_CONFIGS = [
         "cuts.count=4: a trace of budget.min=3 tokens has fewer distinct cuts",
     ),
     ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights: found 2 weights for cuts.count=4"),
-    ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: found weights that sum to 2"),
+    ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: the weights sum to 2"),
     ({"curriculum": {"mu0": (1.0, 2.0)}}, "curriculum.mu0: found 2 values for data.num_groups=4"),
     ({"warmup": {"style": "steps"}}, "warmup.style=steps: data.ledger.variant=redundant teaches"),
-    ({"warmup": {"style_accuracy": (0.9, 0.5)}}, "found [0.9, 0.5]; write [low, high]"),
+    ({"warmup": {"style_accuracy": (0.9, 0.5)}}, "found [0.9, 0.5]; use [low, high]"),
     (
         {"rollout": {"questions": 10}, "train": {"minibatches": 4}},
-        "train.minibatches=4: must divide rollout.questions=10; write 2",
+        "train.minibatches=4 does not divide rollout.questions=10; set it to 2",
     ),
     (
         {"train": {"micro_batch_rows": 24}},
-        "train.micro_batch_rows=24: must divide the 256 rows of an update",
+        "train.micro_batch_rows=24 does not divide the 256 rows of an update",
     ),
-    ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
-    ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 0 or more"),
+    ({"eval": {"budgets": ()}}, "eval.budgets: the list is empty; use budgets such as [4096]"),
+    ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; it must be 0 or more"),
     ({"eval": {"budgets": (0,), "cut_every": 4}}, "eval.cut_every=4: there is no multiple below"),
-    ({"eval": {"budgets": (8, 64), "cut_every": 64}}, "the largest budget 64; write fewer"),
+    (
+        {"eval": {"budgets": (8, 64), "cut_every": 64}},
+        "the largest budget 64; use a smaller number",
+    ),
     (
         {"eval": {"budgets": (300,), "cut_every": 1}},
-        "makes 300 cuts of 300 tokens; write 2 or more",
+        "makes 300 cuts of 300 tokens; set it to 2 or more",
     ),
-    ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
+    ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in increasing order: [8, 64]"),
     (
         {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},
         "a row has 33920 tokens, but qwen2.5-7b supports at most 32768",
@@ -259,7 +270,7 @@ def test_a_number_outside_its_interval_is_refused_and_one_inside_is_not(name):
             if not math.isfinite(number):
                 continue
             number = int(number)
-        refusal = f"{name}: found {written(number)}; write {range_text(key.bounds)}"
+        refusal = f"{name}: found {written(number)}; it must be {range_text(key.bounds)}"
         refused = refusal in problems(with_value(Config(), name, wrap(number)))
         assert refused != inside(number, key.bounds), number
         outside += refused
@@ -295,7 +306,7 @@ def test_several_problems_are_counted():
 
 def test_problems_of_a_method_count_too():
     blank = changed(output={"dir": " "})
-    with pytest.raises(UserError, match=r"output.dir: found blank text.*\(2 more to fix\)"):
+    with pytest.raises(UserError, match=r"output.dir: the text is blank.*\(2 more to fix\)"):
         check(blank, also=lambda config: iter([config.method, "another"]))
     with pytest.raises(UserError, match="^bacr$"):
         check(Config(), also=lambda config: iter([config.method]))
@@ -306,7 +317,7 @@ def test_nobody_is_asked_about_combinations_of_numbers_out_of_range():
         raise AssertionError
 
     found = list(problems(changed(seed=-1, budget={"min": 300, "max": 200}), never))
-    assert found == ["seed: found -1; write in [0, 4294967295]"]
+    assert found == ["seed: found -1; it must be in [0, 4294967295]"]
 
 
 def test_ranges_can_be_checked_alone():

@@ -21,10 +21,10 @@ def parser(**settings):
 
 
 def test_an_error_of_the_command_line_is_one_of_the_user():
-    with pytest.raises(UserError, match=r"^command line: unrecognized.*; --help shows what"):
+    with pytest.raises(UserError, match=r"^command line: unrecognized.*; run it with --help"):
         parser().parse_args(["--oops"])
-    with pytest.raises(UserError, match="; write x$"):
-        parser(advice="write x").parse_args(["--oops"])
+    with pytest.raises(UserError, match="; use x$"):
+        parser(advice="use x").parse_args(["--oops"])
 
 
 @pytest.mark.parametrize("kind", [None, Path])
@@ -33,7 +33,9 @@ def test_an_empty_value_is_not_taken_for_one_left_out(kind, words):
     made = parser()
     made.add_argument("--out", type=kind)
     made.add_argument("more", nargs="*", type=kind)
-    with pytest.raises(UserError, match=r"argument (--out|more): found nothing; write a value"):
+    with pytest.raises(
+        UserError, match=r"argument (--out|more): found an empty value; set a value"
+    ):
         made.parse_intermixed_args(words)
 
 
@@ -46,7 +48,7 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, words):
     assert made.parse_args(["--run", "~/r"]).run == tmp_path / "r"
     # A folder of this name, which is nobody's home.
     assert made.parse_args(["--out", "./~/x"]).out == Path("~/x")
-    with pytest.raises(UserError, match="argument --out: ~nobody-here/x: found no such home"):
+    with pytest.raises(UserError, match="argument --out: ~nobody-here/x: there is no such home"):
         made.parse_args(["--out", "~nobody-here/x"])
 
 
@@ -68,12 +70,12 @@ def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("", "write --run DIR or --model HFDIR"),
-        ("--run a --model b", "write --run DIR or --model HFDIR"),
+        ("", "no policy; pass --run DIR or --model HFDIR"),
+        ("--run a --model b", "no policy; pass --run DIR or --model HFDIR"),
         ("--model b --step 3", "only a run has steps"),
-        ("--run a --download", "a run contains its weights; leave it out"),
-        ("--run a --step -3", "found '-3'; write the number of a step, best or newest"),
-        ("--run a --step 3.5", "found '3.5'; write the number of a step, best or newest"),
+        ("--run a --download", "a run contains its weights; leave the option out"),
+        ("--run a --step -3", "expected the number of a step, best or newest, but found '-3'"),
+        ("--run a --step 3.5", "expected the number of a step, best or newest, but found '3.5'"),
     ],
 )
 def test_no_policy_and_two_are_refused(words, says):
@@ -112,17 +114,20 @@ def test_a_command_ends_with_its_own_code_or_0(capsys):
 
 def test_bad_input_is_one_line_and_code_2(capsys):
     def bad(argv):
-        raise UserError(f"found {argv[0]}\n; write another")
+        raise UserError(f"found {argv[0]}\n; use another")
 
     def missing(argv):
         Path("/no/such").read_text()
 
-    assert ending(bad, capsys) == (2, "error: found word\\n; write another\n")
+    assert ending(bad, capsys) == (2, "error: found word\\n; use another\n")
     code, line = ending(missing, capsys)
-    assert code == 2 and line.startswith("error: /no/such: No such file or directory; write")
+    assert code == 2 and line.startswith("error: /no/such: No such file or directory; use")
     for full in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         assert cli.refusal(OSError(full, "said")) == 2
-        line = "error: the output, or a file: said; make room or rights, or write another path\n"
+        line = (
+            "error: the output, or a file: said; free disk space or change the permissions, or "
+            "use another path\n"
+        )
         assert capsys.readouterr().err == line
 
 

@@ -43,11 +43,11 @@ class TestLoading:
         assert config_io.flatten(config)[key] == str(tmp_path / "from-file")
         config = config_io.load([], [f"{key}=~/x"])
         assert config_io.flatten(config)[key] == str(tmp_path / "x")
-        with pytest.raises(UserError, match=f"{key}=~nobody-here/x: found no such home folder"):
+        with pytest.raises(UserError, match=f"{key}=~nobody-here/x: there is no such home folder"):
             config_io.load([], [f"{key}=~nobody-here/x"])
 
     def test_a_config_in_the_home_folder_of_nobody_is_refused(self):
-        with pytest.raises(UserError, match="^~nobody-here/c.yaml: found no such home folder"):
+        with pytest.raises(UserError, match="^~nobody-here/c.yaml: there is no such home folder"):
             config_io.load(["~nobody-here/c.yaml"])
 
     def test_whole_numbers_and_1e_6_are_floats_and_lists_are_tuples(self, tmp_path):
@@ -79,12 +79,15 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("override", "advice"),
         [
-            ("dapo.overlong_filter=true", "no such key; write loss.overlong_filter"),
-            ("conditioning.enabled=true", "no such key; write one of conditioning.budget_input, "),
-            ("adapter.decode=merged", "no such key; write one of adapter.rank, "),
-            ("rollout.transfer=folder", "no such key; write one of rollout.questions, "),
-            ("rollout.windos=true", "no such key; write rollout.windows"),
-            ("model.remat=true", "found true; write full, selective or none"),
+            ("dapo.overlong_filter=true", "there is no such key; use loss.overlong_filter"),
+            (
+                "conditioning.enabled=true",
+                "there is no such key; use one of conditioning.budget_input, ",
+            ),
+            ("adapter.decode=merged", "there is no such key; use one of adapter.rank, "),
+            ("rollout.transfer=folder", "there is no such key; use one of rollout.questions, "),
+            ("rollout.windos=true", "there is no such key; use rollout.windows"),
+            ("model.remat=true", "found true; use full, selective or none"),
         ],
     )
     def test_an_unknown_key_is_refused_with_those_to_write(self, override, advice):
@@ -102,55 +105,58 @@ class TestLoading:
 
 # Content of a file, and pieces of the line that refuses it; test_values.py has more values.
 BAD_FILES = [
-    ("sed: 1", "line 1: sed: no such key; write seed"),
-    ("seed: 1\nbudget:\n  mix: 3", "line 3: budget.mix: no such key; write budget.min"),
-    ("learning_rate: 1", "learning_rate: no such key; write warmup.learning_rate"),
-    ("optimiser: {b1: 0.5}", "optimiser: no such key; write optimizer"),
-    ("zzz: 1", "zzz: no such key; write one of seed, method"),
-    ("seed: {x: 1}", "seed: found a mapping; write a whole number"),
-    ("seed: one", "line 1: seed: found 'one'; write a whole number"),
-    ("seed: 2.0", "seed: found 2.0; write 2"),
-    ("seed:", "seed: found nothing; write a whole number"),
-    ("budget: {max: 1e3}", "budget.max: found '1e3'; write 1000"),
-    ("budget: 64", "budget: found 64, but it is a section; write one of budget.min, budget.max"),
-    ("curriculum: {alpha: high}", "curriculum.alpha: found 'high'; write a number"),
-    ("curriculum: {clip_mu: 1}", "curriculum.clip_mu: found 1; write true or false"),
-    ("curriculum: {mu0: [a]}", "curriculum.mu0: found ['a']; write a number or a list of numbers"),
+    ("sed: 1", "line 1: sed: there is no such key; use seed"),
+    ("seed: 1\nbudget:\n  mix: 3", "line 3: budget.mix: there is no such key; use budget.min"),
+    ("learning_rate: 1", "learning_rate: there is no such key; use warmup.learning_rate"),
+    ("optimiser: {b1: 0.5}", "optimiser: there is no such key; use optimizer"),
+    ("zzz: 1", "zzz: there is no such key; use one of seed, method"),
+    ("seed: {x: 1}", "seed: found a mapping; use a whole number"),
+    ("seed: one", "use a whole number"),
+    ("seed: 2.0", "seed: found 2.0; use 2"),
+    ("seed:", "seed: found nothing; use a whole number"),
+    ("budget: {max: 1e3}", "budget.max: found '1e3'; use 1000"),
+    ("budget: 64", "budget: found 64, but it is a section; use one of budget.min, budget.max"),
+    ("curriculum: {alpha: high}", "curriculum.alpha: found 'high'; use a number"),
+    ("curriculum: {clip_mu: 1}", "curriculum.clip_mu: found 1; use true or false"),
+    ("curriculum: {mu0: [a]}", "curriculum.mu0: found ['a']; use a number or a list of numbers"),
     (
         "model: {compute_dtype: bf16}",
-        "found 'bf16'; write bfloat16 (possible: float32 or bfloat16)",
+        "found 'bf16'; use bfloat16 (possible: float32 or bfloat16)",
     ),
-    ("model: {path: None}", "model.path: found 'None'; write null"),
-    ("output: {dir: 2026-01-01}", "output.dir: found 2026-01-01; write text, in quotes"),
-    ('output: {dir: "\\ud800"}', "output.dir: found '\\ud800'; write text without NUL"),
-    ("eval: {budgets: 8}", "eval.budgets: found 8; write a list of whole numbers, here [8]"),
-    ("eval: {budgets: [8, x]}", "eval.budgets: found [8, 'x']; write a list of whole numbers"),
-    ("adapter: {targets: [zz]}", "adapter.targets: found ['zz']; write a list of q, k, v, o, "),
-    ("cuts: {weights: final}", "found 'final'; write final_heavy (possible: uniform, "),
+    ("model: {path: None}", "model.path: found 'None'; use null"),
+    ("output: {dir: 2026-01-01}", "output.dir: found 2026-01-01; use text, in quotes"),
+    ('output: {dir: "\\ud800"}', "output.dir: found '\\ud800'; use text without NUL"),
+    ("eval: {budgets: 8}", "eval.budgets: found 8; use a list of whole numbers, here [8]"),
+    ("eval: {budgets: [8, x]}", "eval.budgets: found [8, 'x']; use a list of whole numbers"),
+    ("adapter: {targets: [zz]}", "adapter.targets: found ['zz']; use a list of q, k, v, o, "),
+    ("cuts: {weights: final}", "found 'final'; use final_heavy (possible: uniform, "),
     ("seed: 0x" + "f" * 9000, "seed: found 0xfff"),
     ("eval: {budgets: [0x" + "f" * 9000 + ", x]}", "found [a number of 36000 bits, 'x']"),
 ]
 
 BAD_OVERRIDES = [
-    ("seed=", "command line: seed: found nothing; write a whole number"),
-    ("seed.x=1", "command line: seed.x: no such key; write seed"),
-    ("bugdet.mxa=1", "command line: bugdet.mxa: no such key; write budget.max"),
-    ("bugdet.max=1", "command line: bugdet.max: no such key; write budget.max"),
-    ("learning_rat=1", "learning_rat: no such key; write"),
+    ("seed=", "command line: seed: found nothing; use a whole number"),
+    ("seed.x=1", "command line: seed.x: there is no such key; use seed"),
+    ("bugdet.mxa=1", "command line: bugdet.mxa: there is no such key; use budget.max"),
+    ("bugdet.max=1", "command line: bugdet.max: there is no such key; use budget.max"),
+    ("learning_rat=1", "learning_rat: there is no such key; use"),
     ("budget=", "command line: budget: found nothing, but it is a section"),
-    ("budget={mx: 3}", "command line: budget.mx: no such key; write budget.max"),
+    ("budget={mx: 3}", "command line: budget.mx: there is no such key; use budget.max"),
     (
         "eval.budgets=8,16",
-        "eval.budgets: found '8,16'; write a list of whole numbers, here [8, 16]",
+        "eval.budgets: found '8,16'; use a list of whole numbers, here [8, 16]",
     ),
-    ("data.eval=ledger", "data.eval: found 'ledger'; write a list of texts, here [ledger]"),
-    ("a\nb=1", "command line: a\\nb: no such key"),
-    ("reward.weights={correct: 1, correct: 2}", "reward.weights: found 'correct' twice; write it"),
-    ("budget.levels={low: 2, high: 2.5}", "budget.levels.high: found 2.5; write a whole number"),
-    ("budget.levels={1: 2}", "budget.levels: found the name 1; write text, in quotes"),
-    ("eval.samples={ledger: x}", "eval.samples.ledger: found 'x'; write a whole number"),
-    ("data.template_variables={day: 2024-07-26}", "variables.day: found 2024-07-26; write"),
-    ("data.system_prompt=", "found nothing; write null, or \"data.system_prompt=''\" for an empty"),
+    ("data.eval=ledger", "data.eval: found 'ledger'; use a list of texts, here [ledger]"),
+    ("a\nb=1", "command line: a\\nb: there is no such key"),
+    (
+        "reward.weights={correct: 1, correct: 2}",
+        "reward.weights: found 'correct' twice; keep only one of them",
+    ),
+    ("budget.levels={low: 2, high: 2.5}", "use a whole number"),
+    ("budget.levels={1: 2}", "budget.levels: found the name 1; use text, in quotes"),
+    ("eval.samples={ledger: x}", "use a whole number"),
+    ("data.template_variables={day: 2024-07-26}", "variables.day: found 2024-07-26; use"),
+    ("data.system_prompt=", "found nothing; use null, or \"data.system_prompt=''\" for an empty"),
 ]
 
 
@@ -308,7 +314,7 @@ def test_overrides_are_texts_or_a_dict():
     [
         ({"train.step": 3}, "train.step"),
         ({"train.steps": "three"}, "train.steps"),
-        ({"train.steps": object()}, "overrides: train.steps: found a object; write a number"),
+        ({"train.steps": object()}, "overrides: train.steps: found a object; use a number"),
     ],
 )
 def test_overrides_as_a_dict_are_refused_like_texts(overrides, says):

@@ -33,17 +33,17 @@ def test_values_take_the_types_of_the_fields():
 @pytest.mark.parametrize(
     ("parsed", "message"),
     [
-        (["a"], "arms[0]: found ['a']; write keys such as label, steps or rates"),
-        ({"label": "a"}, "arms[0]: has no steps; write steps: ..."),
-        ({"label": "a", "steps": "x"}, "arms[0].steps: found 'x'; write a whole number"),
-        ({"label": "a", "steps": True}, "arms[0].steps: found true; write a whole number"),
-        ({"label": "a", "steps": 1, "config": 2}, "arms[0].config: found 2; write a mapping"),
+        (["a"], "arms[0]: found ['a']; use keys such as label, steps or rates"),
+        ({"label": "a"}, "arms[0]: has no steps; use steps: ..."),
+        ({"label": "a", "steps": "x"}, "use a whole number"),
+        ({"label": "a", "steps": True}, "use a whole number"),
+        ({"label": "a", "steps": 1, "config": 2}, "arms[0].config: found 2; use a mapping"),
         (
             {"label": "a", "step": 1},
-            "arms[0].step: no such key; write one of label, steps, rates, config",
+            "arms[0].step: there is no such key; use one of label, steps, rates, config",
         ),
         # What the caller gives can't be written.
-        ({"label": "a", "steps": 1, "place": 2}, "arms[0].place: no such key"),
+        ({"label": "a", "steps": 1, "place": 2}, "arms[0].place: there is no such key"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_place(parsed, message):

@@ -30,7 +30,7 @@ def test_the_file_of_an_earlier_run_is_read_under_the_current_names(tmp_path):
 
 def test_a_removed_key_is_refused_if_the_run_used_it(tmp_path):
     path = sealed(tmp_path / "config.yaml", "rollout: {transfer: nccl}\n")
-    with pytest.raises(UserError, match=r"rollout\.transfer: no such key"):
+    with pytest.raises(UserError, match=r"rollout\.transfer: there is no such key"):
         run_folder.read_config_file(path)
 
 
@@ -41,7 +41,7 @@ def test_a_user_writes_the_current_name(tmp_path, name):
     section, _, key = name.partition(".")
     path.write_text(f"{section}: {{{key}: 1}}\n")
     # A key of which only values were renamed is refused because of the value.
-    expected = rf"{name}: this key has another name now.*{current}" if current != name else name
+    expected = rf"{name}: this key has been renamed.*{current}" if current != name else name
     with pytest.raises(UserError, match=expected):
         io.load([path])
     assert current in io.schema()

@@ -32,8 +32,8 @@ def test_numbers_names_and_none():
 @pytest.mark.parametrize(
     ("text", "levels", "says"),
     [
-        ("-4", LEVELS, "--budgets -4: found '-4'; write whole numbers"),
-        ("512,lwo", LEVELS, "found 'lwo'; write whole numbers such as 512,1024, none, or a level"),
+        ("-4", LEVELS, "--budgets -4: found '-4'; use whole numbers"),
+        ("512,lwo", LEVELS, "found 'lwo'; use whole numbers such as 512,1024, none, or a level"),
         ("512,", LEVELS, "found ''"),
         ("low", {}, "budget.levels names"),
         ("1e3", LEVELS, "(low, high)"),
@@ -61,9 +61,9 @@ def test_levels_are_a_mapping_in_yaml_and_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("[512]", "write a mapping of names to whole numbers"),
-        ("{low: few}", "budget.levels.low: found 'few'; write a whole number"),
-        ("{1: 5}", "budget.levels: found the name 1; write text, in quotes"),
+        ("[512]", "use a mapping of names to whole numbers"),
+        ("{low: few}", "use a whole number"),
+        ("{1: 5}", "budget.levels: found the name 1; use text, in quotes"),
     ],
 )
 def test_levels_of_another_type_are_refused(value, says):
@@ -128,9 +128,9 @@ def test_answers_are_counted_for_all_sets_or_for_each():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("{math500: 4, gsm: 16}", "{math500: 4, gsm: 16}: has no number for gsm8k:b/test.jsonl, "),
-        ("{}", "has no number for math500:a/test.jsonl, a set of data.eval; write math500: 4 too"),
-        ("{math500: -1, gsm8k: 4}", "eval.samples: found -1; write 0 or more"),
+        ("{math500: 4, gsm: 16}", "{math500: 4, gsm: 16} has no number for gsm8k:b/test.jsonl, "),
+        ("{}", "has no number for math500:a/test.jsonl, a set of data.eval; add math500: 4,"),
+        ("{math500: -1, gsm8k: 4}", "eval.samples: found -1; it must be 0 or more"),
     ],
 )
 def test_a_set_without_a_number_of_answers_is_refused(value, says):
@@ -142,7 +142,7 @@ def test_a_set_without_a_number_of_answers_is_refused(value, says):
 
 @pytest.mark.parametrize("value", ["few", "{math500: few}", "[4, 16]", "{math500: 1.5}"])
 def test_numbers_of_answers_of_another_type_are_refused(value):
-    with pytest.raises(UserError, match="eval.samples.*: found .*; write a whole number"):
+    with pytest.raises(UserError, match="eval.samples.*: found .*; use a whole number"):
         config_io.override(Config(), [f"eval.samples={value}"])
 
 
@@ -160,10 +160,16 @@ def test_the_base_has_the_compute_type_and_trained_weights_are_float32():
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["model.param_dtype=bfloat16"], "write float32, or adapter.rank=32"),
-        (["adapter.path=somewhere"], "adapter.path: found a folder, but adapter.rank=null"),
+        (["model.param_dtype=bfloat16"], "set it to float32, or set adapter.rank=32"),
+        (
+            ["adapter.path=somewhere"],
+            "adapter.path is a folder, but adapter.rank is null; set it to",
+        ),
         (["adapter.rank=0"], "adapter.rank: found 0"),
-        (["adapter.rank=4", "adapter.targets=[q,q]"], "adapter.targets: write each matrix once"),
+        (
+            ["adapter.rank=4", "adapter.targets=[q,q]"],
+            "adapter.targets: a matrix appears twice; list each matrix once",
+        ),
         (["adapter.rank=4", "adapter.targets=[]"], "adapter.targets"),
         (["adapter.rank=4", "adapter.targets=[w]"], "adapter.targets"),
     ],

@@ -125,6 +125,6 @@ def test_a_config_that_contradicts_itself_is_resolved_and_then_refused(budget_in
     config, settings = of(*conflicts, f"conditioning.budget_input={budget_input}")
     assert settings.task.largest_budget == 8
     lines = list(problems(config, lambda method: iter([f"method {method.method}"])))
-    assert any("eval.budgets: found an empty list" in line for line in lines)
-    assert any("budget.min=64: is above budget.max=8" in line for line in lines)
+    assert any(line.startswith("eval.budgets") for line in lines)
+    assert any(line.startswith("budget.min=64 is above budget.max=8") for line in lines)
     assert lines[-1] == "method bacr"

@@ -56,11 +56,11 @@ def test_a_name_and_overlays_are_read_in_their_order():
 def test_a_name_that_could_mean_a_file_here_is_refused(elsewhere, own):
     (elsewhere / own).write_text("seed: 7")
     with pytest.raises(
-        UserError, match=rf"^quickstart: found the file {own} here and .*; write"
+        UserError, match=rf"^quickstart: found the file {own} here, and .*; use"
     ) as e:
         config_io.load(["quickstart"])
     # Both are what the message says.
-    first, second = str(e.value).split("; write ")[1].split(", ")
+    first, second = str(e.value).split("; use ")[1].split(", or ")
     assert config_io.load([first.removesuffix(" for the file")]).seed == 7
     assert config_io.load([second.removesuffix(" for the config")]).budget.max == 64
 
@@ -78,12 +78,12 @@ def test_a_path_is_the_file_there(elsewhere):
 @pytest.mark.parametrize(
     ("written", "advice"),
     [
-        ("quickstart.yaml", "no such file; write quickstart, which ships with the package"),
-        ("quikstart", "no such file; write quickstart, which ships with the package"),
-        ("methods/gpro", "no such file; write methods/grpo, which ships with the package"),
-        ("qwen2.5-7b-mat", "write qwen2.5-7b-math, which ships with the package"),
-        ("configs/mine.yaml", "no such file; write the path of a YAML file"),
-        ("main", "no such file; write the path of a YAML file"),
+        ("quickstart.yaml", "no such file; use quickstart, which ships with the package"),
+        ("quikstart", "no such file; use quickstart, which ships with the package"),
+        ("methods/gpro", "no such file; use methods/grpo, which ships with the package"),
+        ("qwen2.5-7b-mat", "use qwen2.5-7b-math, which ships with the package"),
+        ("configs/mine.yaml", "no such file; use the path of a YAML file"),
+        ("main", "no such file; use the path of a YAML file"),
         ("x" * 300, "File name too long"),
     ],
 )
@@ -118,7 +118,7 @@ def test_overlays_alone_are_refused(written):
     with pytest.raises(UserError) as error:
         shipped.check_overlays([written])
     assert str(error.value) == (
-        f"--config {written}: sets only the method and needs a config below it; write --config "
+        f"--config {written} sets only the method and needs a config before it; pass --config "
         f"quickstart --config {written}"
     )
     shipped.check_overlays(["quickstart", written])

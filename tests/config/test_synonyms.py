@@ -27,7 +27,9 @@ def test_only_the_last_part_of_a_name_counts(key, instead):
 
 
 def test_a_name_that_both_have_is_answered_with_both():
-    with pytest.raises(UserError, match="beta: no such key; write curriculum.beta or loss.kl_coef"):
+    with pytest.raises(
+        UserError, match="beta: there is no such key; use curriculum.beta or loss.kl_coef"
+    ):
         config_io.load([], ["beta=0.1"])
 
 
@@ -39,21 +41,21 @@ def refused(*words):
 
 def test_options_for_keys_are_answered_with_the_key_and_its_value():
     assert refused("--config", "quickstart", "--train.steps", "5", "--seed=1") == [
-        "command line: --train.steps: keys are written without dashes; write train.steps=5",
-        "command line: --seed=1: keys are written without dashes; write seed=1",
+        "command line: --train.steps: config keys have no dashes; use train.steps=5",
+        "command line: --seed=1: config keys have no dashes; use seed=1",
     ]
     assert refused("--lr", "1e-5", "--num-generations") == [
-        "command line: --lr: no such option, and keys have no dashes; write "
+        "command line: --lr: there is no such option, and config keys have no dashes; use "
         "optimizer.learning_rate=1e-5",
-        "command line: --num-generations: no such option, and keys have no dashes; write "
-        "rollout.group_size=...",
+        "command line: --num-generations: there is no such option, and config keys have no "
+        "dashes; use rollout.group_size=...",
     ]
 
 
 def test_options_of_other_commands_are_answered_with_ours():
     assert refused("-c", "quickstart", "--dry_run", "seed=1") == [
-        "command line: -c: no such option; write --config quickstart",
-        "command line: --dry_run: no such option; write --check",
+        "command line: -c: there is no such option; use --config quickstart",
+        "command line: --dry_run: there is no such option; use --check",
     ]
 
 

@@ -164,7 +164,7 @@ class TestPassRates:
 
     def test_unknown_source_is_refused(self):
         state = curriculum.init_curriculum(1, mu0=1.0)
-        with pytest.raises(ValueError, match="write ema or epoch"):
+        with pytest.raises(ValueError, match="use ema or epoch"):
             unchecked(curriculum.update_pass_rates)(state, source="step")
 
 

@@ -54,7 +54,7 @@ def test_a_check_without_its_full_time_is_not_finished(found):
     one, hung, last = found("well", "hangs", "well", most_seconds=300.0)
     assert (one.status, hung.status, last.status) == ("ok", "warn", "ok")
     assert hung.measured == "not finished after 0 s"
-    assert hung.advice == "write a larger --seconds"
+    assert hung.advice == "pass a larger --seconds"
 
 
 def test_a_check_that_does_not_end_on_a_busy_machine_is_not_finished(found, monkeypatch):

@@ -36,13 +36,13 @@ def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
     [
         (["seed=1"], "keys without a config"),
         (["--config", "quickstart", "budget.max=0"], "budget.max"),
-        (["--device", "v100"], "write one of rtx-4090"),
+        (["--device", "v100"], "use one of rtx-4090"),
         (["--seconds", "0"], "--seconds: found '0'"),
-        (["--write-overlay", "/nowhere/x.yaml"], "no file can be written there"),
-        (["--write-overlay", "/proc/x.yaml"], "no file can be written there"),
+        (["--write-overlay", "/nowhere/x.yaml"], "the file can't be written there"),
+        (["--write-overlay", "/proc/x.yaml"], "the file can't be written there"),
         (
             ["--out", "x", "--write-overlay", "./x"],
-            "--write-overlay x: is the file of --out; write another",
+            "--write-overlay x is also the file of --out; use another",
         ),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_config_is_not_written_over(told, tmp_path, option):
     mine = tmp_path / "mine.yaml"
     mine.write_text("seed: 3\n")
     code, _, said = told("--config", mine, option, mine)
-    assert code == 2 and "is a config that this command reads; write another file" in said
+    assert code == 2 and "is a config that this command reads; use another file" in said
     assert mine.read_text() == "seed: 3\n"
 
 

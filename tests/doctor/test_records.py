@@ -20,7 +20,7 @@ def test_what_is_wrong_makes_a_record_broken_and_its_line_names_the_keys():
     assert ok_or_broken("seen", ["off"], {}).status == "broken"
     first, *rest = format_record(BROKEN).splitlines()
     assert first.split() == ["broken", "decode", "cudnn", "off", "by", "3"]
-    assert [one.strip() for one in rest] == ["-> report it", "-> write rollout.attention=xla"]
+    assert [one.strip() for one in rest] == ["-> report it", "-> set rollout.attention=xla"]
 
 
 def test_a_line_holds_no_control_characters_of_others():

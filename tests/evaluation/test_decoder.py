@@ -154,7 +154,7 @@ def test_a_folder_says_nothing_of_its_method_so_the_command_does(english, tmp_pa
     capsys.readouterr()
     for refused, says in (
         ([own, "data.prompt_format=boxed"], "its own format"),
-        (["method=grpo"], "leaves the policy"),
+        (["method=grpo"], "does not change the policy;"),
     ):
         assert evaluate.main([str(a) for a in [*how, *refused]]) == 2
         error = capsys.readouterr().err
@@ -195,7 +195,7 @@ def test_any_model_can_be_told_in_words_by_the_command(english, tmp_path, asked,
     assert (
         evaluate.main([str(a) for a in [*how, words[0], "conditioning.prompt_text=Be brief."]]) == 2
     )
-    assert "with {budget} once" in capsys.readouterr().err
+    assert "that contains {budget} once" in capsys.readouterr().err
 
 
 @pytest.mark.slow

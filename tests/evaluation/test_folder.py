@@ -110,7 +110,7 @@ class TestResume:
         typed = ({**record, name: value} for name, value in WRONGLY_TYPED.items())
         for wrong in ([1], {**record, "score": 1}, fewer, *typed):
             (half / SAMPLES).write_text(json.dumps(wrong) + "\n")
-            with pytest.raises(UserError, match=r"line 1: is not a sample; write another --out"):
+            with pytest.raises(UserError, match=r"line 1: this is not a sample; use another --out"):
                 resumed(half)
 
     def test_texts_are_kept_on_the_disk_alone(self, tmp_path):
@@ -156,9 +156,7 @@ class TestOpen:
         with open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 0)):
             pass
         with (
-            pytest.raises(
-                UserError, match=r"d \(0 there, 1 now\) and 2 more; write --out .*/out-2"
-            ),
+            pytest.raises(UserError, match=r"d \(0 there, 1 now\) and 2 more; use --out .*/out-2"),
             open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 1)),
         ):
             pytest.fail("opened another evaluation's folder")
@@ -175,7 +173,7 @@ class TestOpen:
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "a.txt").write_text("mine")
         for name, says in (
-            ("notes", "holds no evaluation .found 'a.txt'"),
+            ("notes", "contains no evaluation .found 'a.txt'"),
             ("notes/a.txt", "file"),
         ):
             with (
@@ -213,10 +211,10 @@ class TestFinished:
         lines = (half / SAMPLES).read_text().splitlines(keepends=True)
         for kept, says in ((3, "3 answers of ours, sampled, budget 8, not 4; run"), (0, "0")):
             (half / SAMPLES).write_text("".join(lines[:kept]))
-            with pytest.raises(UserError, match=f"samples.jsonl: holds {says}"):
+            with pytest.raises(UserError, match=f"samples.jsonl contains {says}"):
                 read_samples(half)
         (half / SAMPLES).write_text("".join([*lines, "{}\n"]))
-        with pytest.raises(UserError, match="line 5: is not a sample"):
+        with pytest.raises(UserError, match="line 5: this is not a sample"):
             read_samples(half)
 
     def test_answers_of_a_dense_curve_are_counted_cut_by_cut(self, half):
@@ -234,11 +232,11 @@ class TestFinished:
     def test_settings_that_say_no_rows_are_damaged(self, half, settings):
         (half / SETTINGS).write_text(json.dumps(settings))
         (half / RESULTS).write_text("{}")
-        with pytest.raises(UserError, match=r"evaluation\.json: is damaged; write another folder"):
+        with pytest.raises(UserError, match=r"evaluation\.json is damaged; use another folder"):
             read_samples(half)
 
     def test_settings_that_are_none_are_refused(self, tmp_path):
-        with pytest.raises(UserError, match="holds no evaluation; make one with"):
+        with pytest.raises(UserError, match="contains no evaluation; make one with"):
             read_settings(tmp_path)
         (tmp_path / SETTINGS).write_text("[]")
         with pytest.raises(UserError, match="is damaged"):
@@ -286,7 +284,9 @@ class TestPlaces:
             (paths.checkpoints / str(step)).mkdir(parents=True)
         paths.best.write_text('{"step": 20, "accuracy": 0.5, "set": "train_holdout"}')
         evaluate(paths, 30)
-        with pytest.raises(UserError, match="step 20 is its best and was not evaluated; .*-000030"):
+        with pytest.raises(
+            UserError, match="step 20 is its best step and was not evaluated; .*-000030"
+        ):
             find_evaluation(tmp_path)
         evaluate(paths, 20)
         assert find_evaluation(tmp_path) == paths.evaluation_of(20)
@@ -304,5 +304,5 @@ class TestPlaces:
         assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match=f"--compare {tmp_path}: holds no evaluation"):
+        with pytest.raises(UserError, match=f"--compare {tmp_path} contains no evaluation"):
             find_evaluation(tmp_path)

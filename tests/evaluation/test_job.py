@@ -112,8 +112,8 @@ class TestPrepare:
         [
             ((), {"self_consistency": 9}, "leaves no token for each sample at budget 8"),
             ((), {"labels": True}, "takes one set and one budget"),
-            (("eval.budgets=[100000]",), {}, "positions; write fewer"),
-            ((), {"compare": True}, "holds no evaluation"),
+            (("eval.budgets=[100000]",), {}, "positions; use a smaller number"),
+            ((), {"compare": True}, "contains no evaluation"),
         ],
     )
     def test_what_does_not_fit_together_is_refused(self, saved, tmp_path, overrides, options, says):
@@ -185,7 +185,7 @@ class TestRun:
         [
             ("results.json", {"sets": {}}, "is damaged; run its evaluation again"),
             ("results.json", {"sets": {"ledger": {}}}, "is damaged; run its"),
-            ("evaluation.json", {}, "is damaged; write another folder"),
+            ("evaluation.json", {}, "is damaged; use another folder"),
         ],
     )
     def test_what_is_damaged_is_not_compared_with(

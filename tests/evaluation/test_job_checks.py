@@ -27,7 +27,7 @@ def test_a_policy_with_a_budget_as_input_can_be_swapped(budget_input):
     ("budget_input", "changes", "style", "message"),
     [
         ("none", {}, PLAIN, "no budget as input"),
-        ("none", {"budget_tag": "declared"}, DECLARING, "write eval.budget_tag=given"),
+        ("none", {"budget_tag": "declared"}, DECLARING, "set eval.budget_tag=given"),
         ("embedding", {"budgets": (0, 8)}, PLAIN, "at least two budgets above 0"),
     ],
 )

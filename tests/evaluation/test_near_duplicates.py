@@ -69,4 +69,8 @@ def test_the_command_compares_with_the_set_it_is_told(english, tmp_path, capsys,
     assert run_english(english, out, "--train", "jsonl:nowhere.jsonl") == 2
     assert run_english(english, out, "--train", "ledger") == 2
     errors = capsys.readouterr().err
-    assert errors.count("\n") == 2 and "no file or folder" in errors and "leave it out" in errors
+    assert (
+        errors.count("\n") == 2
+        and "no file or folder" in errors
+        and "leave the option out" in errors
+    )

@@ -115,7 +115,10 @@ def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
     monkeypatch.setattr(http_json, "BACK_OFF", (0.01,))
     with Served(key, dies_after=20) as server:
         line = refusal(capsys, folder, out, "--url", server.url)
-    assert "left in the middle of an answer; all finished answers are stored, " in line
+    assert (
+        "the connection was closed in the middle of a reply; all finished answers are stored, "
+        in line
+    )
     done = samples(out)
     assert 0 < len(done) < 24
     with Served(key) as server:
@@ -141,18 +144,18 @@ def test_an_edited_folder_is_refused_before_a_server_is_asked(
     assert old in text
     (own / name).write_text(text.replace(old, new))
     line = refusal(capsys, own, tmp_path / "out", "--url", "http://127.0.0.1:9")
-    assert f"{own / name}: is not what was written, according to manifest.json" in line
+    assert f"{own / name} is not the file that was written, according to manifest.json" in line
 
 
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ({"token_ids": [-1]}, "with -1, which is not a token id"),
-        ({"token_ids": [10**6]}, "with 1000000, which is not a token id"),
-        ({"token_ids": [19.0]}, "with 19.0, which is not a token id"),
-        ({"token_ids": [True]}, "with True, which is not a token id"),
-        ({"token_ids": [0]}, "with 0, which can't be sampled"),
-        ({"token_ids": [19] * 50}, "with 50 tokens where"),
+        ({"token_ids": [-1]}, "contains -1, which is not a token id"),
+        ({"token_ids": [10**6]}, "contains 1000000, which is not a token id"),
+        ({"token_ids": [19.0]}, "contains 19.0, which is not a token id"),
+        ({"token_ids": [True]}, "contains True, which is not a token id"),
+        ({"token_ids": [0]}, "contains 0, which can't be sampled"),
+        ({"token_ids": [19] * 50}, "engine's reply has 50 tokens, but"),
         ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are not numbers"),
     ],
 )
@@ -169,7 +172,7 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
     out = tmp_path / "out"
     with Served(key) as server:
         gone = server.url
-    assert "no server answers there (Connection refused)" in refusal(
+    assert "no server responds there (Connection refused)" in refusal(
         capsys, folder, out, "--url", gone
     )
     cases = [
@@ -188,7 +191,7 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
 
 def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     say = lambda *words: refusal(capsys, folder, tmp_path / "out", *words)
-    assert "needs the address of a server; write --url http://HOST:PORT" in say()
+    assert "needs the address of a server; pass --url http://HOST:PORT" in say()
     assert "is not an address" in say("--url", "localhost:8000")
     assert "is not an address" in say("--url", "http://localhost:99999")
     assert "--engine-python" in say("--url", "http://a", "--engine-python", "python3")
@@ -196,9 +199,9 @@ def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     assert "prompt_format" in say(*boxed)
     words = ["--run", "runs/a", "--data", "ledger", "--engine", "vllm", "--url", "http://a"]
     assert evaluate.main(words) == 2
-    assert "write --model FOLDER of the run's export" in capsys.readouterr().err
+    assert "pass --model FOLDER with the run's export" in capsys.readouterr().err
     assert evaluate.main(["--run", "runs/a", "--url", "http://a"]) == 2
-    assert "--url: is only read with --engine vllm" in capsys.readouterr().err
+    assert "--url has no effect without --engine vllm" in capsys.readouterr().err
 
 
 def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
@@ -207,7 +210,7 @@ def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
 
     policy_folder.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
     line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
-    assert "does not describe how its thinking ends; write a folder of bacr export" in line
+    assert "does not describe how its thinking ends; use a folder that bacr export" in line
 
 
 def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):

@@ -107,4 +107,4 @@ def test_a_missing_server_is_one_line(folder, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["ask_llama_cpp.py", *options])
     assert SCRIPT["main"]() == 2
     error = capsys.readouterr().err
-    assert "write --url with a running llama-server" in error and error.count("\n") == 1
+    assert "pass --url with a running llama-server" in error and error.count("\n") == 1

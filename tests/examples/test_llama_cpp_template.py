@@ -68,4 +68,4 @@ def test_the_command_prints_template_and_closing_text_or_one_line(tmp_path, monk
     monkeypatch.setattr("sys.argv", ["llama_cpp_template.py", str(tmp_path / "absent")])
     assert SCRIPT["main"]() == 2
     error = capsys.readouterr().err
-    assert "write an exported folder" in error and error.count("\n") == 1
+    assert "use an exported folder" in error and error.count("\n") == 1

@@ -45,6 +45,6 @@ def test_the_config_is_good_for_the_files_that_the_example_writes(
     assert asked[0].isdisjoint(asked[1])
     with pytest.raises(SystemExit) as stop:
         command.main(["--config", "own-data", "--check"])
-    assert not stop.value.code and "a good config" in capsys.readouterr().out
+    assert not stop.value.code and "the config is valid, and" in capsys.readouterr().out
     assert command.main(["--config", "own-data", "--check", "data.trace_column=[short, lang]"]) == 2
     assert "no trace column 'lang'" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     assert hf_config.read_budget_words(tmp_path / "plain") is None
     text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
     (tmp_path / "out/config.json").write_text(text)
-    with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; write"):
+    with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; use"):
         hf_config.read_budget_words(tmp_path / "out")
 
 
@@ -142,7 +142,7 @@ def test_the_best_checkpoint_is_exported_unless_a_step_is_named(ledger_run, tmp_
         assert f"step {number}" in (out / "README.md").read_text()
         assert capsys.readouterr().err == printed
     out = tmp_path / "none"
-    assert "write one of 3, 5" in refusal(capsys, "--run", run, "--out", out, "--step", "4")
+    assert "use one of 3, 5" in refusal(capsys, "--run", run, "--out", out, "--step", "4")
     assert "--step" in refusal(capsys, "--run", run, "--out", out, "--step", "last")
 
 
@@ -234,7 +234,7 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
     }
     same(reading.load_policy(tmp_path / "out")[1], params)
     base.rename(tmp_path / "moved")
-    assert "write --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")
+    assert "pass --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")
     moved = str(tmp_path / "moved")
     arguments = ["--run", str(run), "--out", str(tmp_path / "two"), "--base", moved]
     assert export.main([*arguments, "--dtype", "bfloat16"]) == 0
@@ -246,7 +246,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, caps
     assert "--out" in refusal(capsys, "--run", run)
     assert "no config.yaml" in refusal(capsys, "--run", tmp_path / "none", "--out", out)
     assert "--dtype" in refusal(capsys, "--run", run, "--out", out, "--dtype", "int8")
-    assert "holds no config.json" in refusal(capsys, "--run", run, "--out", out, "--base", tmp_path)
+    assert "contains no config.json" in refusal(
+        capsys, "--run", run, "--out", out, "--base", tmp_path
+    )
     other = tmp_path / "other"
     hf_world.make_folder(other, Qwen2Config(27, 16, 20, 3, 4, 2, 4, tie_embeddings=True))
     message = refusal(capsys, "--run", run, "--out", out, "--base", other)
@@ -260,11 +262,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, caps
 def test_a_run_without_a_finished_checkpoint(ledger_run, tmp_path, capsys):
     run = ledger_run[0]
     (run / "checkpoints").rename(tmp_path / "kept")
-    assert "holds no finished checkpoint" in refusal(
+    assert "contains no finished checkpoint" in refusal(
         capsys, "--run", run, "--out", tmp_path / "out"
     )
     (run / "checkpoints").mkdir()
-    assert "holds no finished checkpoint" in refusal(
+    assert "contains no finished checkpoint" in refusal(
         capsys, "--run", run, "--out", tmp_path / "out"
     )
     assert list((run / "checkpoints").iterdir()) == []
@@ -275,7 +277,7 @@ def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
     for path in (run / "checkpoints/3/state").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    assert "can't read the policy" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert "the policy can't be read" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -312,7 +314,7 @@ def test_a_run_whose_template_was_edited_is_not_exported(tmp_path, capsys):
     assert len(open_policy(run, None, 20).tokenizer()) == len(tokenizer)
     template = base / "chat_template.jinja"
     template.write_text("Changed. " + template.read_text())
-    says = "its chat template writes other prompts"
+    says = "its chat template makes other prompts"
     # As evaluate and generate do.
     with pytest.raises(UserError, match=says):
         open_policy(run, None, 20).tokenizer()

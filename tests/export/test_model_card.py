@@ -51,15 +51,15 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
     [
         ("eval.jsonl", {"x": 1}, "line 1: its field 'step' is missing"),
         ("eval.jsonl", {"step": 3, "when": "after"}, "line 1: its field 'sets' is missing"),
-        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "lack accuracies"),
+        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "have no accuracies"),
         (
             "eval.jsonl",
             {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
-            "mine: evaluations of step 3 hold content that a run does not write",
+            "mine: evaluations of step 3 hold content that is not part of a run",
         ),
-        ("results.json", {"sets": {"ledger": {}}}, "results.json: is damaged"),
+        ("results.json", {"sets": {"ledger": {}}}, "results.json is damaged"),
         ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold content"),
-        ("results.json", {"ledger": {}}, "results.json: is damaged"),
+        ("results.json", {"ledger": {}}, "results.json is damaged"),
     ],
 )
 def test_an_odd_evaluation_is_one_line(about, name, content, says):
@@ -118,5 +118,5 @@ def test_a_license_that_is_a_link_to_outside_of_the_base_is_refused(tmp_path, ab
     base.mkdir()
     (tmp_path / "id_rsa").write_text("-----BEGIN KEY-----")
     (base / name).symlink_to(tmp_path / "id_rsa")
-    with pytest.raises(UserError, match=rf"{name}: is a link to .*id_rsa"):
+    with pytest.raises(UserError, match=rf"{name} is a link to .*id_rsa"):
         cards.model_card(cards.Exported(**{**vars(about), "base": base}))

@@ -134,7 +134,9 @@ def test_the_exported_model_generates_what_we_generate(told, monkeypatch):
 
 
 def test_a_folder_that_does_not_say_how_a_budget_is_held_does_not_generate(told):
-    with pytest.raises(ValueError, match="^config.json: found no section thinking; export the f"):
+    with pytest.raises(
+        ValueError, match="^config.json: the section thinking is missing; export the f"
+    ):
         told[0].generate(torch.tensor(TOKENS), budget=512)
 
 
@@ -195,9 +197,9 @@ def test_a_flipped_exponent_bit_in_either_weight_file_is_refused(told, tmp_path)
         content = bytearray(path.read_bytes())
         content[-1] ^= 0x20
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"^{path}: is not what was written"):
+        with pytest.raises(UserError, match=f"^{path} is not the file that was written"):
             reading.load_policy(folder)
-        with pytest.raises(ValueError, match=f"^{path}: is not what was written"):
+        with pytest.raises(ValueError, match=f"^{path} is not the file that was written"):
             type(told[0]).from_pretrained(folder)
         content[-1] ^= 0x20
         path.write_bytes(content)
@@ -219,7 +221,7 @@ def test_a_row_that_is_told_none_is_plain_beside_one_that_is_told(told):
     mixed = of_torch(model, budget=[512, None, "low"], **extra)
     np.testing.assert_array_equal(mixed[1], of_torch(model)[1])
     np.testing.assert_array_equal(mixed[[0, 2]], of_torch(model, budget=512, **extra)[[0, 2]])
-    with pytest.raises(ValueError, match="budget: found 2 for a batch of 3"):
+    with pytest.raises(ValueError, match="budget: found 2 budgets for a batch of 3"):
         model(torch.tensor(TOKENS), budget=[1, 2], **extra)
 
 

@@ -117,7 +117,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
 def test_an_existing_folder_is_left_alone(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(UserError, match="already exists; write the name of a new folder"):
+    with pytest.raises(UserError, match="already exists; use the name of a new folder"):
         policy_folder.save_policy(folder, random_params(seed=5), config=TINY)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["hf"]
@@ -131,6 +131,8 @@ def test_a_link_to_outside_of_the_source_is_refused_and_nothing_is_written(folde
     secret.write_text(original.read_text() if original.exists() else "{}")
     original.unlink(missing_ok=True)
     original.symlink_to(secret)
-    with pytest.raises(UserError, match=rf"{name}: is a link to .*secret, outside of its folder"):
+    with pytest.raises(
+        UserError, match=rf"{name} is a link to .*secret, which is outside of its folder"
+    ):
         policy_folder.save_policy(tmp_path / "out", params, config=config, source=folder)
     assert not (tmp_path / "out").exists()

@@ -71,7 +71,7 @@ def test_the_template_tells_the_budget_in_words(letters):
         ids = letters(text, add_special_tokens=False)["input_ids"]
         assert ids == made.tokens[0, : made.lengths[0]].tolist()
     for bad in (-1, 1.5, "high"):
-        with pytest.raises(Exception, match="budget: write a whole number"):
+        with pytest.raises(Exception, match="budget: expected a whole number"):
             rendered(letters, template, "1+1", budget=bad)
 
 

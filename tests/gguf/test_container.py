@@ -61,7 +61,7 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
         after(whole, "token_embd.weight") + 24,
     ]
     for at in places:
-        with pytest.raises(GgufError, match="header does not end|need .* bytes, and it has"):
+        with pytest.raises(GgufError, match="header does not end|need .* bytes, but the file has"):
             container.read(patched(whole, tmp_path, at, U64(count)))
 
 
@@ -71,14 +71,22 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
         (lambda _: 0, b"GGML", "begins with b'GGML'"),
         (lambda _: 4, b"\0\0\0\3", "version 50331648"),
         (lambda whole: after(whole, "general.license"), b"\x0d", "unknown type 13"),
-        (lambda whole: after(whole, "token_embd.weight") + 20, b"\x14", "stored as IQ4_NL, not as"),
-        (lambda whole: after(whole, "token_embd.weight") + 20, b"\xee", "stored as 238, not as"),
+        (lambda whole: after(whole, "token_embd.weight") + 20, b"\x14", "stored as IQ4_NL, but"),
+        (lambda whole: after(whole, "token_embd.weight") + 20, b"\xee", "stored as 238, but"),
         (lambda whole: after(whole, "token_embd.weight") + 4, b"\x21", r"axes \[33, .* in Q4_1"),
-        (lambda whole: after(whole, "token_embd.weight"), b"\0", "has 0 axes, not 1 to 4"),
-        (lambda whole: after(whole, "token_embd.weight"), b"\5", "has 5 axes, not 1 to 4"),
+        (
+            lambda whole: after(whole, "token_embd.weight"),
+            b"\0",
+            "has 0 axes, but must have 1 to 4",
+        ),
+        (
+            lambda whole: after(whole, "token_embd.weight"),
+            b"\5",
+            "has 5 axes, but must have 1 to 4",
+        ),
         (lambda whole: after(whole, "token_embd.weight"), b"\xff" * 4, "has 4,294,967,295 axes"),
         (lambda whole: after(whole, "general.nam"), b"\xff", "utf-8"),
-        (lambda whole: after(whole, "blk.0.attn_k.weigh") - 7, b"v", "there twice"),
+        (lambda whole: after(whole, "blk.0.attn_k.weigh") - 7, b"v", "appears twice"),
         # Two tensors in one place: together they are more than there is.
         (lambda whole: after(whole, "blk.0.ffn_up.weight") + 4, U64(2**21), "need .* bytes"),
     ],
@@ -93,7 +101,7 @@ def test_a_file_that_was_cut_is_refused(whole, tmp_path, share):
     content = whole.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(GgufError, match="header does not end|need .* bytes, and it has"):
+    with pytest.raises(GgufError, match="header does not end|need .* bytes, but the file has"):
         container.read(path)
 
 
@@ -102,10 +110,10 @@ def test_the_alignment_is_the_files_own(whole, tmp_path):
     assert {tensor.start % 256 for tensor in container.read(path).tensors.values()} == {0}
     for wrong in (0, 2, 48, 2**31):
         at = after(whole, "general.alignment") + 4
-        with pytest.raises(GgufError, match="not a small power of two"):
+        with pytest.raises(GgufError, match="but must be a small power of two"):
             container.read(patched(whole, tmp_path, at, U64(wrong)[:4]))
     # A float32 of 32.0, whose positions would be no whole numbers.
-    with pytest.raises(GgufError, match="alignment is 32.0, not a small power of two"):
+    with pytest.raises(GgufError, match="alignment is 32.0, but must be a small power of two"):
         at = after(whole, "general.alignment")
         container.read(patched(whole, tmp_path, at, struct.pack("<If", 6, 32.0)))
 

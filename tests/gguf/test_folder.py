@@ -76,7 +76,7 @@ def test_a_base_model_has_no_template(tmp_path):
 def test_what_is_there_is_left_as_it_is(made):
     path, out, _ = made
     before = sorted(one.stat().st_mtime_ns for one in out.iterdir())
-    with pytest.raises(ValueError, match="already exists; write the name of a new folder"):
+    with pytest.raises(ValueError, match="already exists; use the name of a new folder"):
         folder.write(path, out)
     assert sorted(one.stat().st_mtime_ns for one in out.iterdir()) == before
 
@@ -119,7 +119,7 @@ def test_what_ends_a_turn_is_an_end_beside_eos(tmp_path):
 
 def test_an_end_of_turn_that_is_no_token_is_refused(tmp_path):
     settings = {"tokenizer.ggml.eot_token_id": ("uint32", 10**6)}
-    with pytest.raises(GgufError, match=r"eot_token_id is 1000000, which is not the id of a token"):
+    with pytest.raises(GgufError, match=r"eot_token_id is 1000000, which is not a token"):
         folder.write(gguf_world.write(tmp_path / "m.gguf", settings=settings), tmp_path / "out")
 
 

@@ -50,7 +50,7 @@ def test_a_package_can_hold_the_file(tmp_path, monkeypatch):
 def test_another_package_is_refused_in_one_line(tmp_path, capsys, name):
     assert main(["import", "--from-package", name, "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: --from-package: 0 GGUF files of {name!r} here; write pip")
+    assert line.startswith(f"error: --from-package: found 0 GGUF files of {name!r} here")
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_another_package_is_refused_in_one_line(tmp_path, capsys, name):
         (["--out", "{}/o"], "one of the arguments --gguf --from-package is required"),
         (["--gguf", "{}/m.gguf"], "required: --out"),
         (["--gguf", "{}/m.gguf", "--out", "{}/o", "--dtype", "float16"], "invalid choice"),
-        (["--gguf", "{}/none", "--out", "{}/o"], "{}/none: No such file or directory; write"),
+        (["--gguf", "{}/none", "--out", "{}/o"], "{}/none: No such file or directory; use"),
         (["--gguf", "{}", "--out", "{}/o"], "{}: is not a regular file"),
-        (["--gguf", "{}/text", "--out", "{}/o"], "{}/text: begins with b'This'"),
-        (["--gguf", "{}/m.gguf", "--out", "{}"], "{}: already exists"),
-        (["--gguf", "{}/m.gguf", "--out", "/proc/o"], "/proc/o: can't write there"),
+        (["--gguf", "{}/text", "--out", "{}/o"], "{}/text: the file begins with b'This'"),
+        (["--gguf", "{}/m.gguf", "--out", "{}"], "{} already exists"),
+        (["--gguf", "{}/m.gguf", "--out", "/proc/o"], "/proc/o: the folder can't be written"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, words, line):

@@ -76,27 +76,35 @@ def test_config_says_the_shape(tmp_path):
     ("key", "value", "words"),
     [
         ("general.architecture", ("string", "gemma3"), "'gemma3', not one of llama, qwen2, qwen3"),
-        ("llama.block_count", ("uint32", 0), "block_count is 0, not a number up to"),
-        ("llama.block_count", ("uint32", 2**31), "not a number up to"),
+        ("llama.block_count", ("uint32", 0), "block_count is 0, but must be a number up to"),
+        ("llama.block_count", ("uint32", 2**31), "but must be a number up to"),
         ("llama.block_count", ("uint32", 1000), "fewer tensors than its layers need"),
-        ("llama.block_count", ("string", "2"), "block_count is '2', not of type int"),
-        ("llama.block_count", None, "block_count is null, not of type int"),
-        ("llama.attention.head_count", ("uint32", 3), "don't fit together"),
-        ("llama.attention.head_count_kv", ("array", [2, 2]), "not of type int"),
-        ("llama.attention.layer_norm_rms_epsilon", ("float32", np.nan), "is nan, not a number"),
-        ("llama.rope.freq_base", ("float32", -1.0), "not a number up to"),
+        ("llama.block_count", ("string", "2"), "block_count is '2', but must be of type int"),
+        ("llama.block_count", None, "block_count is null, but must be of type int"),
+        ("llama.attention.head_count", ("uint32", 3), "do not fit together"),
+        ("llama.attention.head_count_kv", ("array", [2, 2]), "but must be of type int"),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            ("float32", np.nan),
+            "is nan, but must be a number",
+        ),
+        ("llama.rope.freq_base", ("float32", -1.0), "but must be a number up to"),
         ("llama.rope.dimension_count", ("uint32", 8), "heads of width 16"),
         ("llama.rope.scaling.type", ("string", "yarn"), "'yarn', which is not supported"),
         ("llama.expert_count", ("uint32", 8), "8, which is not supported"),
         ("llama.attention.causal", ("bool", False), "causal is false, .* only true is"),
-        ("llama.attention.causal", ("uint32", 1), "causal is 1, not of type bool"),
-        ("llama.vocab_size", ("uint32", 7), "vocab_size is 7, but its embedding has [0-9]+ rows"),
-        ("llama.vocab_size", ("string", "7"), "vocab_size is '7', not of type int"),
+        ("llama.attention.causal", ("uint32", 1), "causal is 1, but must be of type bool"),
+        ("llama.vocab_size", ("uint32", 7), "vocab_size is 7, but the embedding has [0-9]+ rows"),
+        ("llama.vocab_size", ("string", "7"), "vocab_size is '7', but must be of type int"),
         ("llama.rope.scaling.factor", ("float32", 4.0), "factor' is 4.0, which is not supported"),
         ("llama.logit_scale", ("float32", 1.5), "logit_scale' is 1.5, which is not supported"),
         ("llama.attention.sliding_window", ("uint32", 8), "window' is 8, which is not supported"),
         ("llama.embedding_length", ("uint32", 128), "don't fit|has axes"),
-        ("llama.feed_forward_length", ("uint32", 64), r"has axes \(64, 96\), .* model \(64, 64\)"),
+        (
+            "llama.feed_forward_length",
+            ("uint32", 64),
+            r"has axes \(64, 96\), .* model has \(64, 64\)",
+        ),
     ],
 )
 def test_another_model_or_shape_is_refused(tmp_path, key, value, words):
@@ -179,5 +187,5 @@ def test_an_output_matrix_of_its_own_is_not_tied(tmp_path):
 
 def test_a_tied_file_is_not_tied_again(tmp_path):
     file = container.read(gguf_world.write(tmp_path / "m.gguf", "qwen2"))
-    with pytest.raises(UserError, match="--tie: .* is tied already; leave it out"):
+    with pytest.raises(UserError, match="--tie: .* is tied already; leave the option out"):
         weights.tied(file)

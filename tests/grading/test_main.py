@@ -48,16 +48,16 @@ def test_the_verdicts_go_to_a_file_when_asked(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "name a JSONL file"),
+        (None, "use a JSONL file"),
         (b"", "no rows"),
         (b"{", "line 1"),
-        (b"[1]", "line 1: found list; write one JSON object a line"),
-        (b'{"pred": "1"}', "no field 'gold', found ['pred']"),
+        (b"[1]", "line 1: found list; every line must be one JSON object"),
+        (b'{"pred": "1"}', "the field 'gold' is missing, found ['pred']"),
         (b'{"pred": 1, "gold": "1"}', "pred is not a string"),
         (b"\xff", "not UTF-8"),
         (
             b'{"pred": "1", "pred": "2", "gold": "2"}',
-            "line 1: found 'pred' twice; write it once\n",
+            "line 1: found 'pred' twice; keep only one of them\n",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_an_output_that_is_also_an_input_is_refused(tmp_path, capsys):
         before = path.read_bytes()
         out = f"{tmp_path}/../{tmp_path.name}/{path.name}"
         assert main(["--cases", str(cases), "--grader", f"{grader}:check", "--out", out]) == 2
-        assert capsys.readouterr().err.endswith("reads that file; write another path\n")
+        assert capsys.readouterr().err.endswith("reads that file; use another path\n")
         assert path.read_bytes() == before
 
 
@@ -117,7 +117,7 @@ def test_a_device_gets_the_verdicts_itself(tmp_path, capsys):
     assert main(["--cases", str(cases), "--out", "/dev/null"]) == 0
     assert Path("/dev/null").is_char_device()
     assert main(["--cases", str(cases), "--out", "/dev/full"]) == 2
-    assert "No space left on device; make room" in capsys.readouterr().err
+    assert "No space left on device; free disk space" in capsys.readouterr().err
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, capsys):
@@ -138,6 +138,6 @@ sys.exit(entry_point(lambda argv: print("gro\\xdf"))([]))"""
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "No space left on device; make room" in done.stderr
+    assert "No space left on device; free disk space" in done.stderr
     ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
     assert subprocess.check_output(command, env=ascii_only) == b"gro\\xdf\n"

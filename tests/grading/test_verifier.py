@@ -258,7 +258,7 @@ def test_a_verifier_that_is_slow_to_load_is_spoken_of(tmp_path, monkeypatch):
     said = []
     with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
         grader.check(said.append)
-    assert "is not ready after" in said[0] and f"look at grader={tmp_path / 'v.py'}:f" in said[0]
+    assert "is not ready after" in said[0] and f"check grader={tmp_path / 'v.py'}:f" in said[0]
 
 
 def test_it_may_not_write_into_files(file, tmp_path):
@@ -321,10 +321,10 @@ def test_a_file_that_cannot_be_loaded_is_one_line(tmp_path, source, name, says):
     ("spec", "says"),
     [
         ("none.py:f", "no file 'none.py'"),
-        ("mine.py", "write FILE.py:function"),
-        ("mine.py:1f", "write FILE.py:function"),
-        ("bad.py:f", "not a Python file"),
-        ("latin.py:f", "not a Python file"),
+        ("mine.py", "expected FILE.py:function"),
+        ("mine.py:1f", "expected FILE.py:function"),
+        ("bad.py:f", "not valid Python"),
+        ("latin.py:f", "not valid Python"),
     ],
 )
 def test_a_spec_that_cannot_be_used_is_refused_unrun(tmp_path, monkeypatch, spec, says):
@@ -355,7 +355,7 @@ def test_the_command_grades_by_it(file, tmp_path, capsys):
     assert [verdict["correct"] for verdict in strict] == [0.0, 0.25, 0.0]
     cases.write_text('{"pred": "5", "gold": "5"}')
     assert main(["--cases", str(cases), "--grader", f"{file}:one"]) == 2
-    assert "write pred and gold and question" in capsys.readouterr().err
+    assert "fields pred and gold and question" in capsys.readouterr().err
 
 
 def test_the_worker_loads_nothing_of_this_library(file):
@@ -467,14 +467,14 @@ def test_a_file_that_reads_content_gets_lists_of_messages(tmp_path):
 
 
 def test_what_no_grader_has_is_refused_and_no_score_is_counted(tmp_path):
-    needed = "needs the column 'image'; write a default for it"
+    needed = "needs a column 'image', which does not exist; give this parameter a default,"
     with trl(tmp_path, "unknown") as grader, pytest.raises(UserError, match=needed):
         grader.check()
     with trl(tmp_path, "nothing") as grader:
         (verdict,) = grader.grade(["5"], ["5"], questions=["?"])
         assert (verdict.correct, grader.counters()["failed_text"]) == (0.0, 1)
     made = "f = lambda completions, **kwargs: []"
-    elsewhere = "served if the file itself defines it"
+    elsewhere = "must be defined in the file itself and not imported; define it there with"
     with trl(tmp_path, "f", made) as grader, pytest.raises(UserError, match=elsewhere):
         grader.check()
 

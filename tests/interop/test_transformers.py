@@ -130,7 +130,9 @@ def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
     folder.model.config.max_position_embeddings = 128
     with pytest.raises(ValueError, match="^budget: found 120, .* 128 positions leave"):
         ask(120)
-    with pytest.raises(ValueError, match="^budget: needs greedy or sampled decoding"):
+    with pytest.raises(
+        ValueError, match="^budget: only greedy or sampled decoding can be used with a budget,"
+    ):
         ask(8, num_beams=2)
     folder.tokenizer.padding_side = "right"
     with pytest.raises(ValueError, match="^attention_mask: found padding on the right"):

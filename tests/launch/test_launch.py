@@ -61,7 +61,7 @@ def test_some_of_the_gpus():
     allocated = dry_run(*some, CUDA_VISIBLE_DEVICES="4,5,7")[0]
     assert allocated["CUDA_VISIBLE_DEVICES"] == "4,5"
     done = run(*some, CUDA_VISIBLE_DEVICES="4")
-    assert done.returncode == 2 and "found 4; write 2 GPUs" in done.stderr
+    assert done.returncode == 2 and "found 4; use 2 GPUs" in done.stderr
 
 
 def test_slurm_starts_one_process_per_node():
@@ -82,7 +82,7 @@ def test_slurm_in_a_container_mounts_the_project_and_what_is_asked_for():
         f"--container-workdir={here}",
     ]
     done = run("slurm.sh", "--dry-run", "--gpu", "a100", *own[2:], "--config", "c.yaml")
-    assert done.returncode == 2 and "no image; write --container-image" in done.stderr
+    assert done.returncode == 2 and "no image; pass --container-image" in done.stderr
 
 
 def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
@@ -201,13 +201,13 @@ def test_xla_knows_the_flags():
         (
             "one_box.sh",
             ["--gpu", "v100", "--config", "c"],
-            "found 'v100'; write a100, hopper",
+            "found 'v100'; use a100, hopper",
         ),
         ("one_box.sh", ["--gpu", "a100", "--gpus", "0", "--config", "c"], "1 or more"),
         ("one_box.sh", ["--config", "c", "--gpu"], "a value is missing"),
         ("slurm.sh", ["--gpu", "a100", "--config", "c"], "not in a Slurm job"),
         ("hosts.sh", ["--gpu", "a100", "--config", "c"], "such as node0:12355"),
-        ("hosts.sh", ["--gpu", "a100", *HOSTS[:5], "4", "--config", "c"], "write 0 to 3"),
+        ("hosts.sh", ["--gpu", "a100", *HOSTS[:5], "4", "--config", "c"], "use 0 to 3"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(script, arguments, line):

@@ -22,7 +22,7 @@ def test_a_sampler_that_differs_is_to_be_bounded(tmp_path):
     assert load_with() == []
     (line,) = load_with("train.minibatches=2")
     assert "train.minibatches=2 sampler and learner differ" in line
-    assert line.endswith("write loss.importance_cap=2")
+    assert line.endswith("set loss.importance_cap=2")
     (line,) = load_with("model.compute_dtype=bfloat16")
     assert "model.compute_dtype=bfloat16 sampler" in line
     assert load_with("train.minibatches=2", "loss.importance_cap=2") == []
@@ -63,7 +63,10 @@ class TestSteepWeights:
         (["advantage.same_shift_for_batch=true"], "without advantage.score_weighted"),
         (["advantage.score_by_budget=true"], "without advantage.score_weighted"),
         (["advantage.baseline=optimal_token", "advantage.score_weighted=true"], "weighted=false"),
-        (["advantage.baseline=optimal_token", "advantage.credit=segment"], "write to_go"),
+        (
+            ["advantage.baseline=optimal_token", "advantage.credit=segment"],
+            "set advantage.credit=to_go",
+        ),
     ],
 )
 def test_combinations_that_mislead_are_refused(tmp_path, overrides, says):

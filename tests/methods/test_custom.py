@@ -43,7 +43,7 @@ def test_an_embedding_of_a_budget_that_is_not_held_is_refused(tmp_path):
         "truncates_at_budget=False)\n"
     )
     with pytest.raises(
-        UserError, match="found conditioned=True with truncates_at_budget=False; an embedding"
+        UserError, match="found conditioned=True with truncates_at_budget=False, but an embedding"
     ):
         load_method(resolve(load(tmp_path, None, f"method={own}")).method)
 
@@ -108,10 +108,10 @@ def test_a_file_can_replace_a_section_before_a_built_in_method_reads_it(tmp_path
     ("text", "says"),
     [
         (None, "no file"),
-        ("import nowhere_at_all\n", "can't import"),
-        ("def make(config) ->\n", "can't import"),
+        ("import nowhere_at_all\n", "can't be imported"),
+        ("def make(config) ->\n", "can't be imported"),
         ("x = 1\n", "no function make"),
-        ("def make(config):\n    return 1\n", "not a Method"),
+        ("def make(config):\n    return 1\n", "instead of a Method"),
     ],
 )
 def test_a_file_that_is_no_method_is_refused(tmp_path, text, says):

@@ -70,7 +70,7 @@ def test_methods_that_compare_rollouts_need_several(tmp_path, name):
 
 def test_a_name_that_nobody_has_is_refused_with_the_nearest():
     (problem,) = problems(MethodSettings(method="gprpo"))
-    assert "write grpo, or the path" in problem
+    assert "use grpo, or the path" in problem
     assert list(problems(MethodSettings(method="json.tool"))) == []
 
 
@@ -91,11 +91,11 @@ def test_looking_for_problems_starts_no_device():
 
 MIXED = {"correct": 1, "mine.py:brief": 0.25}
 BAD_CONFIGS = [
-    ({"method": "bcar"}, "found 'bcar', neither a built-in method nor an importable module"),
-    ({"method": "bcar"}, "write bacr, or the path of a Python file"),
-    ({"method": "my.own..method"}, "method: found 'my.own..method'"),
-    ({"method": ".bacr"}, "method: found '.bacr'"),
-    ({"method": "cot"}, "write bacr evaluate, since it trains nothing"),
+    ({"method": "bcar"}, "'bcar' is neither a built-in method nor an importable module"),
+    ({"method": "bcar"}, "use bacr, or the path of a Python file"),
+    ({"method": "my.own..method"}, "method: 'my.own..method' is"),
+    ({"method": ".bacr"}, "method: '.bacr' is"),
+    ({"method": "cot"}, "use bacr evaluate, since it trains nothing"),
     (
         {"rollout": {"group_size": 1}, "advantage": {"baseline": "residual_loo"}},
         "rollout.group_size=1: advantage.baseline=residual_loo compares the rollouts of a question",
@@ -106,13 +106,13 @@ BAD_CONFIGS = [
     ),
     (
         {"method": "dapo", "reward": {"weights": MIXED, "normalize_each": True}},
-        "reward.normalize_each=true: method=dapo doesn't divide rewards by their deviation in "
-        "the group; "
-        "write method=grpo, or reward.normalize_each=false",
+        "reward.normalize_each=true: method=dapo does not divide rewards by their deviation in "
+        "the group; set method=grpo, or reward.normalize_each=false",
     ),
     (
         {"rollout": {"group_size": 1}, "method": "grpo"},
-        "rollout.group_size=1: method=grpo compares the rollouts of a question; write 2 or more",
+        "rollout.group_size=1: method=grpo compares the rollouts of a question; set it to 2 or "
+        "more",
     ),
 ]
 

@@ -184,7 +184,7 @@ def test_a_folder_of_adapters_comes_back(tmp_path):
     own = peft.load_module(tmp_path / "out", TINY, module)
     jax.tree.map(np.testing.assert_array_equal, own, params["budget"])
     other = dataclasses.replace(module, b_max=32)
-    with pytest.raises(UserError, match="write budget.max=64"):
+    with pytest.raises(UserError, match="set budget.max=64"):
         peft.load_module(tmp_path / "out", TINY, other)
 
 
@@ -208,10 +208,10 @@ def test_a_folder_of_adapters_names_its_base_wherever_it_is_read_from(tmp_path, 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rank": 4}, "r is 3, but adapter.rank=4; write adapter.rank=3"),
-        ({"alpha": 8.0}, "lora_alpha is 6.0, but adapter.alpha=8; write adapter.alpha=6.0"),
-        ({"targets": ("q", "v")}, "target_modules is .*write adapter.targets="),
-        ({"targets": ("q", "v", "o", "down", "up")}, "write adapter.targets="),
+        ({"rank": 4}, "r is 3, but adapter.rank=4; set adapter.rank=3"),
+        ({"alpha": 8.0}, "lora_alpha is 6.0, but adapter.alpha=8; set adapter.alpha=6.0"),
+        ({"targets": ("q", "v")}, "target_modules is .*set adapter.targets="),
+        ({"targets": ("q", "v", "o", "down", "up")}, "set adapter.targets="),
     ],
 )
 def test_other_adapters_than_the_run_asks_for_are_refused(tmp_path, change, says):
@@ -240,7 +240,7 @@ def test_matrices_are_those_that_the_folder_names(tmp_path, said, good):
     if good:
         peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
         return
-    with pytest.raises(UserError, match=r"target_modules is .*write adapter.targets=\["):
+    with pytest.raises(UserError, match=r"target_modules is .*set adapter.targets=\["):
         peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
 
 
@@ -263,7 +263,7 @@ def test_a_budget_module_that_says_not_what_it_is_for_is_refused(tmp_path):
     out = tmp_path / "out"
     peft.save_adapter(out, params, config=TINY, settings=SETTINGS, module=module)
     (out / peft.MODULE_FILE).unlink()
-    with pytest.raises(UserError, match=r"budget.safetensors without budget_module.json"):
+    with pytest.raises(UserError, match=r"budget.safetensors but not budget_module.json"):
         peft.check_adapter(out, TINY, SETTINGS)
     (out / "budget.safetensors").unlink()
     peft.check_adapter(out, TINY, SETTINGS)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.model.logprobs import logprob_and_entropy, of_tokens, score_energy
+from bacr_jax.model.logprobs import logprob_and_entropy, map_logits, score_energy
 
 RNG = np.random.default_rng(0)
 HIDDEN = jnp.asarray(RNG.standard_normal((11, 6), np.float32))
@@ -25,7 +25,7 @@ def plain(hidden, head, temperature):
 @pytest.mark.parametrize(("chunk", "temperature"), [(1, 1.0), (4, 0.6), (11, 0.6), (100, 1.0)])
 def test_values_and_gradients_equal_the_plain_form(chunk, temperature):
     def chunked(hidden, head):
-        return of_tokens(
+        return map_logits(
             logprob_and_entropy,
             hidden,
             head,
@@ -62,7 +62,7 @@ def test_the_gradient_in_bfloat16_is_that_of_fp32_but_for_rounding(chunk):
     @jax.jit
     def gradient(hidden):
         def total(hidden, head):
-            logp, entropy = of_tokens(logprob_and_entropy, hidden, head, targets, chunk=chunk)
+            logp, entropy = map_logits(logprob_and_entropy, hidden, head, targets, chunk=chunk)
             return (logp * jnp.linspace(-1, 1, 64)).sum() + 0.1 * entropy.sum()
 
         return jax.grad(total, (0, 1))(hidden, head)
@@ -76,7 +76,7 @@ def test_the_gradient_in_bfloat16_is_that_of_fp32_but_for_rounding(chunk):
 
 def test_16_bit_states_make_no_fp32_product_and_cast_the_head_once():
     hidden, head = jnp.zeros((8, 4), jnp.bfloat16), jnp.zeros((6, 4))
-    total = lambda h, w: of_tokens(logprob_and_entropy, h, w, jnp.zeros(8, int), chunk=2)[0].sum()
+    total = lambda h, w: map_logits(logprob_and_entropy, h, w, jnp.zeros(8, int), chunk=2)[0].sum()
     text = jax.jit(jax.grad(total, (0, 1))).lower(hidden, head).as_text()
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert len(products) >= 3
@@ -88,7 +88,7 @@ def test_16_bit_states_make_no_fp32_product_and_cast_the_head_once():
 
 
 def test_illegal_ids_get_no_probability_and_no_gradient():
-    total = lambda head: of_tokens(
+    total = lambda head: map_logits(
         logprob_and_entropy, HIDDEN, head, TARGETS, allowed_tokens=LEGAL
     )[0].sum()
     grad = jax.jit(jax.grad(total))(HEAD)
@@ -101,7 +101,7 @@ def test_peak_memory_does_not_grow_with_tokens_times_vocabulary():
     def temporaries(rows):
         head = jnp.zeros((2048, 8))
         hidden, targets = jnp.zeros((rows, 8)), jnp.zeros(rows, jnp.int32)
-        loss = lambda h: of_tokens(logprob_and_entropy, h, head, targets, chunk=64)[0].sum()
+        loss = lambda h: map_logits(logprob_and_entropy, h, head, targets, chunk=64)[0].sum()
         compiled = jax.jit(jax.grad(loss)).lower(hidden).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -118,7 +118,7 @@ def test_energies_are_squared_norms_of_scores_in_the_logits():
     head = jnp.asarray(rng.normal(size=(9, 4)), jnp.float32)
     targets = jnp.asarray(rng.integers(0, 6, 7))
     allowed = jnp.asarray(np.arange(9) < 6)
-    of_energies = functools.partial(of_tokens, score_energy)
+    of_energies = functools.partial(map_logits, score_energy)
     energies = jax.jit(of_energies, static_argnames=("temperature", "chunk"))
     found = energies(hidden, head, targets, allowed_tokens=allowed, temperature=0.5, chunk=3)
 

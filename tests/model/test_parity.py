@@ -18,7 +18,7 @@ from bacr_jax.model import qwen2
 from bacr_jax.model.block import rotation
 from bacr_jax.model.hf import hf_config, names, reading
 from bacr_jax.model.hf.archive import stored
-from bacr_jax.model.logprobs import logprob_and_entropy, of_tokens
+from bacr_jax.model.logprobs import logprob_and_entropy, map_logits
 
 torch = pytest.importorskip(
     "torch", reason="live parity needs torch: pip install -e '.[parity]' (golden files do without)"
@@ -129,7 +129,7 @@ def gradient(params, config):
     def loss(params):
         hidden = qwen2.forward(params, jnp.asarray(TOKENS), config=config)[:, :-1]
         flat, targets = hidden.reshape(-1, hidden.shape[-1]), TOKENS[:, 1:].reshape(-1)
-        return -of_tokens(
+        return -map_logits(
             logprob_and_entropy, flat, qwen2.output_head(params), jnp.asarray(targets)
         )[0].mean()
 

@@ -42,7 +42,7 @@ def test_by_default_programs_lie_with_the_users_own_caches(jax_alone, monkeypatc
     own = tmp_path / "home" / ".cache" / "bacr_jax" / "compiled" / machine_name()
     kept = keep_programs(None)
     assert (kept.folder, kept.refused) == (own, False)
-    assert kept.line == f"compiled programs are kept in {own} (output.compile_cache)"
+    assert kept.line == f"compiled programs are cached in {own} (output.compile_cache)"
     assert jax.config.values[DIR] == str(own) and own.stat().st_mode & 0o077 == 0
     # Asked again, as by the next run of a notebook.
     assert keep_programs(None) == kept
@@ -66,10 +66,10 @@ def test_what_jax_was_told_stays_unless_the_config_says_otherwise(jax_alone, mon
     assert jax.config.values[DIR] == str(kept.folder)
     kept = keep_programs("none")
     assert (kept.folder, jax.config.values[DIR]) == (None, None)
-    assert kept.line == "compiled programs are not kept (output.compile_cache=none)"
+    assert kept.line == "compiled programs are not cached (output.compile_cache=none)"
     assert keep_programs(None).folder == tmp_path / "mine"
     jax.config.update("jax_enable_compilation_cache", False)
-    assert keep_programs(None).line.endswith("not kept (JAX_ENABLE_COMPILATION_CACHE)")
+    assert keep_programs(None).line.endswith("not cached (JAX_ENABLE_COMPILATION_CACHE)")
 
 
 def test_a_folder_that_cant_be_written_is_a_line_and_no_more(jax_alone, monkeypatch, tmp_path):
@@ -77,14 +77,18 @@ def test_a_folder_that_cant_be_written_is_a_line_and_no_more(jax_alone, monkeypa
     file.touch()
     kept = keep_programs(str(file))
     assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
-    assert kept.line.startswith(f"WARNING, output.compile_cache: can't be written ({file}")
-    rest = "every start compiles anew; write another folder, or output.compile_cache=none"
+    assert kept.line.startswith(
+        f"WARNING, output.compile_cache: the folder can't be written ({file}"
+    )
+    rest = "every start compiles again; use another folder, or output.compile_cache=none"
     assert kept.line.endswith(rest)
     # The same of a folder of JAX's own variable.
     monkeypatch.setenv(DIR.upper(), str(file / "mine"))
     kept = keep_programs(None)
     assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
-    assert kept.line.startswith(f"WARNING, JAX_COMPILATION_CACHE_DIR: can't be written ({file}")
+    assert kept.line.startswith(
+        f"WARNING, JAX_COMPILATION_CACHE_DIR: the folder can't be written ({file}"
+    )
     assert kept.line.endswith(rest)
 
 
@@ -97,7 +101,7 @@ def test_a_url_is_left_to_jax(jax_alone, monkeypatch, tmp_path):
     ):
         kept = keep_programs(setting)
         assert (kept.folder, kept.refused, jax.config.values[DIR]) == (None, False, url)
-        assert kept.line == f"compiled programs are kept in {url} ({key})"
+        assert kept.line == f"compiled programs are cached in {url} ({key})"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +126,7 @@ def test_the_programs_unused_for_longest_make_room(tmp_path):
 
 def test_none_is_a_choice_and_no_misspelt_null():
     assert config_io.load([], ["output.compile_cache=none"]).output.compile_cache == "none"
-    with pytest.raises(UserError, match=r"model\.path: found 'none'; write null"):
+    with pytest.raises(UserError, match=r"model\.path: found 'none'; use null"):
         config_io.load([], ["model.path=none"])
     # Runs from before the key keep their fingerprints.
     assert config_io.fingerprint(Config()) == config_io.fingerprint(

@@ -24,11 +24,15 @@ def test_fsdp_takes_the_remaining_devices():
 @pytest.mark.parametrize(
     ("config", "devices", "says"),
     [
-        (MeshConfig(fsdp=4), 8, "found 1 x 4 x 1, which does not make 8 devices; write mesh.data="),
-        (MeshConfig(data=3), 8, "found 3 x -1 x 1, .* write mesh.data=4 mesh.fsdp=2 mesh.tensor=1"),
-        (MeshConfig(data=16), 8, "write mesh.data=8 mesh.fsdp=1 mesh.tensor=1"),
-        (MeshConfig(tensor=8), 8, "mesh.tensor=8: .*4 key/value heads.* mesh.tensor=4"),
-        (MeshConfig(decode_tensor=3), 8, "mesh.decode_tensor=3: .* write 4|write 2"),
+        (
+            MeshConfig(fsdp=4),
+            8,
+            "found 1 x 4 x 1, whose product is not the number of devices, 8; set mesh.data=",
+        ),
+        (MeshConfig(data=3), 8, "found 3 x -1 x 1, .* set mesh.data=4 mesh.fsdp=2 mesh.tensor=1"),
+        (MeshConfig(data=16), 8, "set mesh.data=8 mesh.fsdp=1 mesh.tensor=1"),
+        (MeshConfig(tensor=8), 8, "mesh.tensor=8 .*4 key/value heads.* mesh.tensor=4"),
+        (MeshConfig(decode_tensor=3), 8, "mesh.decode_tensor=3 .* set it to 4|set it to 2"),
     ],
 )
 def test_an_illegal_layout_is_refused_with_the_nearest_legal_one(config, devices, says):
@@ -37,7 +41,9 @@ def test_an_illegal_layout_is_refused_with_the_nearest_legal_one(config, devices
 
 
 def test_a_width_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match=r"mesh.fsdp=6: must divide .*width 64.*mesh.data=3 mesh.f"):
+    with pytest.raises(
+        UserError, match=r"mesh.fsdp=6 does not divide .*width 64.*mesh.data=3 mesh.f"
+    ):
         resolve(MeshConfig(), 6, hidden_size=64, intermediate_size=160, num_kv_heads=1)
 
 
@@ -53,7 +59,7 @@ def test_what_is_offered_is_legal(data, fsdp, tensor, devices, kv_heads):
     try:
         shape = resolve(MeshConfig(data, fsdp, tensor), devices, **model)
     except UserError as error:
-        _, _, advice = str(error).rpartition("write ")
+        _, _, advice = str(error).rpartition("set ")
         if "mesh.data=" in advice:
             sizes = [int(part.partition("=")[2]) for part in advice.split()]
             assert math.prod(resolve(MeshConfig(*sizes), devices, **model)[:3]) == devices

@@ -50,7 +50,7 @@ def test_a_silent_process_is_named_with_its_step_and_phase_by_all_others(three):
     said = run(SILENCE + 2, alive=(0, 1))
     problem = "was lost at step 7 (update): it sent no heartbeat for"
     assert said and all(line.startswith("process 2 on ") and problem in line for line in said)
-    assert "the same command goes on" in said[0] and "\n" not in said[0]
+    assert "run the same command to continue" in said[0] and "\n" not in said[0]
 
 
 def test_what_the_first_process_has_said_the_others_repeat(three):

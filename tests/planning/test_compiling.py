@@ -51,7 +51,7 @@ def test_arithmetic_alone_compiles_nothing(backends):
 
 def test_whole_boxes_can_be_compiled_for(monkeypatch, backends):
     monkeypatch.setattr(compiling, "can_compile_for_gpus", lambda: True)
-    with pytest.raises(UserError, match="whole boxes of 8"):
+    with pytest.raises(UserError, match="a multiple of 8"):
         compile_seven("gpu", 28)
     assert compile_seven("gpu", 16).exact
 

@@ -42,5 +42,5 @@ def test_only_some_capabilities_hold_2048_threads():
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(UserError, match="write one of rtx-4090, a10, l4, rtx-5090, a100-40"):
+    with pytest.raises(UserError, match="use one of rtx-4090, a10, l4, rtx-5090, a100-40"):
         devices.find("v100")

@@ -78,13 +78,13 @@ def test_micro_batches_by_tokens_are_advised_in_tokens(box, monkeypatch):
     assert "train.micro_batch_tokens=" in line and "micro_batch_rows" not in line
     monkeypatch.setattr(oom_hints, "device_memory", lambda: None)
     line = oom_hints.explain(ran_out("learner"), config)
-    assert "write a smaller train.micro_batch_tokens or model.logprob_chunk" in line
+    assert "use a smaller train.micro_batch_tokens or model.logprob_chunk" in line
 
 
 def test_without_a_known_memory_the_keys_and_the_command_are_named():
     line = oom_hints.explain(ran_out("decode", "evaluation"), CONFIG)
     assert "decode of the evaluation: a device's memory ran out" in line
-    assert "write a smaller eval.slots; bacr plan --config" in line
+    assert "use a smaller eval.slots; bacr plan --config" in line
     assert f"{CONFIG.output.dir}/config.yaml --devices 1 --device-memory GIB" in line
 
 

@@ -30,9 +30,9 @@ def test_devices_of_a_split_are_those_of_the_run(found):
 
 
 def test_a_step_ahead_takes_the_longer_part_and_the_handing_over():
-    one = DeviceSplit(6, 2, learn=30.0, sample=50.0, hand=7.0)
+    one = DeviceSplit(6, 2, learn=30.0, sample=50.0, transfer=7.0)
     assert (one.in_turn, one.ahead) == (87.0, 57.0)
-    other = DeviceSplit(4, 4, learn=45.0, sample=30.0, hand=7.0)
+    other = DeviceSplit(4, 4, learn=45.0, sample=30.0, transfer=7.0)
     text = "\n".join(seconds.split_lines([one, other], together=60.0))
     assert (
         "in turn: 4 learn, 4 sample" in text and "rollout.async_steps=1: 4 learn, 4 sample" in text

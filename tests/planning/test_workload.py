@@ -60,12 +60,12 @@ def test_a_preset_wins_over_the_name_of_a_folder_that_is_not_here():
 
 
 def test_a_name_that_says_nothing_is_refused():
-    with pytest.raises(UserError, match=r"model.path: no models/mine/config.json here"):
+    with pytest.raises(UserError, match=r"model.path: models/mine/config.json does not exist here"):
         shape_of("model.path=models/mine")
 
 
 def test_a_vocabulary_nobody_knows_is_refused():
-    with pytest.raises(UserError, match=r"model.tokenizer=x: no such folder; write"):
+    with pytest.raises(UserError, match=r"model.tokenizer=x: there is no such folder; use"):
         shape_of("model.path=null", "model.tokenizer=x")
 
 
@@ -95,7 +95,7 @@ def test_micro_batches_by_tokens_hold_as_many_rows_as_fit():
 
 def test_slots_for_every_device_are_asked_for():
     config = config_io.load([SEVEN], ["rollout.slots=12"])
-    with pytest.raises(UserError, match="over the 8 devices .* write rollout.slots=8"):
+    with pytest.raises(UserError, match="over the 8 devices .* set rollout.slots=8"):
         sizes_of(config, 8)
 
 

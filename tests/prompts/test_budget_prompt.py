@@ -182,7 +182,7 @@ def byte_tokenizer(merges):
 
 def test_a_tokenizer_that_joins_the_number_with_the_text_beside_it_is_refused():
     found = byte_tokenizer([("t", "1")])
-    with pytest.raises(UserError, match="joins the number 1 with the text beside it"):
+    with pytest.raises(UserError, match="joins the number 1 with the text next to it"):
         make_budget_prompts(found, ["x"], TAGS, "at most{budget}", largest=64, max_tokens=999)
     told, _ = make_budget_prompts(
         found, ["x"], TAGS, "at most {budget}", largest=64, max_tokens=999
@@ -194,5 +194,5 @@ def test_a_chat_template_that_takes_the_sentence_away_is_refused(monkeypatch):
     found = hf_world.chat_tokenizer()
     short = "{% for m in messages %}{{ m.content.split('Think for')[0] }}{% endfor %}"
     monkeypatch.setattr(found, "chat_template", short)
-    with pytest.raises(UserError, match="takes the end of the user's message away"):
+    with pytest.raises(UserError, match="removes the end of the user's message,"):
         make_budget_prompts(found, ["x"], TAGS, WORDS, largest=64, max_tokens=999)

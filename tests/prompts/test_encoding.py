@@ -106,7 +106,7 @@ class TestQwen:
     def test_a_template_that_drops_the_system_message_is_refused(self, qwen):
         other = copy.deepcopy(qwen)
         other.chat_template = "{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
-        with pytest.raises(UserError, match="writes the system message 0 times"):
+        with pytest.raises(UserError, match="contains the system message 0 times"):
             encode_prompts(other, ["2+2?"], TAGS, max_tokens=512)
 
     @pytest.mark.parametrize("style", [TAGS, BOXED], ids=lambda style: style.name)
@@ -189,7 +189,7 @@ class TestRefusals:
 
     def test_a_chat_template_that_loses_the_question(self, qwen, monkeypatch):
         monkeypatch.setattr(qwen, "chat_template", "{{ messages[0].content }}")
-        with pytest.raises(UserError, match="writes the question 0 times"):
+        with pytest.raises(UserError, match="contains the question 0 times"):
             encode_prompts(qwen, ["4a2"], TAGS, max_tokens=64)
 
 
@@ -271,15 +271,35 @@ def test_a_system_message_may_say_what_the_user_is_told_too():
 @pytest.mark.parametrize(
     ("template", "data", "says"),
     [
-        (QWEN25, {"system_prompt": ""}, "default system message .*, 'You are Qwen.'; write a"),
-        (DATED, {"system_prompt": ""}, "default system .*, .*Today: 26 Jul 2024'; write a text"),
-        (NO_SYSTEM, {"system_prompt": "Be brief."}, "fails on a system and a user message"),
-        (QWEN25, {"variables": {"day": 1}}, "template_variables.day: the chat template never re"),
-        (DATED, {"variables": {"messages": "x"}}, "variables.messages: is set for every prompt"),
-        (DATED, {"variables": {"add_generation_prompt": False}}, "prompt: is set for every prompt"),
-        (DATED, {"variables": {"tokenize": True}}, "tokenize: is set for every prompt; leave it"),
-        (DATED, {"variables": {"tools": "x"}}, "variables.tools: is set for every prompt"),
-        (DATED, {"variables": {"enable_thinking": False}}, "write data.prompt_format=native for"),
+        (QWEN25, {"system_prompt": ""}, "default one, 'You are Qwen.'; set it to a"),
+        (DATED, {"system_prompt": ""}, "default one, .*Today: 26 Jul 2024'; set it to a text"),
+        (NO_SYSTEM, {"system_prompt": "Be brief."}, "fails for a system and a user message"),
+        (
+            QWEN25,
+            {"variables": {"day": 1}},
+            "template_variables.day: the chat template does not use this variable;",
+        ),
+        (
+            DATED,
+            {"variables": {"messages": "x"}},
+            "variables.messages: bacr sets this variable for every prompt",
+        ),
+        (
+            DATED,
+            {"variables": {"add_generation_prompt": False}},
+            "prompt: bacr sets this variable for every prompt",
+        ),
+        (
+            DATED,
+            {"variables": {"tokenize": True}},
+            "tokenize: bacr sets this variable for every prompt; leave it",
+        ),
+        (
+            DATED,
+            {"variables": {"tools": "x"}},
+            "variables.tools: bacr sets this variable for every prompt",
+        ),
+        (DATED, {"variables": {"enable_thinking": False}}, "set data.prompt_format=native for"),
         (DATED, {"train": "ledger", "system_prompt": "x"}, "'ledger' has no chat template; leave"),
         (DATED, {"train": "ledger", "variables": {"a": 1}}, "variables={a: 1}: the prompt format"),
         (DATED, {"prompt_format": "characters", "system_prompt": ""}, "has no chat template"),
@@ -340,7 +360,7 @@ class TestEndsOfATurn:
         ("{{ 7 ** (10 ** 9) }}", "takes more than 2 s"),
         ("{{ 'a' * 10 ** 10 }}", "needs more than 1,024 MiB of memory"),
         ("{{ " + "(" * 9999 + ")" * 9999 + " }}", "is nested too deeply"),
-        ({"rag": PLAIN, "tool_use": PLAIN}, r"several chat templates \(rag, tool_use\) and none"),
+        ({"rag": PLAIN, "tool_use": PLAIN}, r"several chat templates \(rag, tool_use\), but none"),
     ],
 )
 def test_a_template_that_can_not_be_rendered_is_refused_in_one_line(template, says):

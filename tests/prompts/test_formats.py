@@ -47,7 +47,7 @@ def test_another_closing_text_also_gives_what_follows_a_natural_close():
         ("think_answer", "<answer>\n</think>\n", "must end with '<answer>'"),
         ("think_answer", "\n</think>\n<answer> so", "must end with '<answer>'"),
         ("boxed", "\n\nAnswer: ", "which opens the answer"),
-        ("ledger", "</think><answer>", "write null"),
+        ("ledger", "</think><answer>", "set it to null"),
     ],
 )
 def test_a_closing_text_without_its_parts_is_one_line(name, text, says):
@@ -59,9 +59,9 @@ def test_a_closing_text_without_its_parts_is_one_line(name, text, says):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("{day: [1]}", "day: found \\[1\\]; write true or false, a whole number, text or a number"),
-        ("{day: null}", "day: found null; write true or false, a whole number, text or a number"),
-        ("{1: a}", "found the name 1; write text, in quotes"),
+        ("{day: [1]}", "day: found \\[1\\]; use true or false, a whole number, text or a number"),
+        ("{day: null}", "day: found null; use true or false, a whole number, text or a number"),
+        ("{1: a}", "found the name 1; use text, in quotes"),
         ("May", "to true or false, whole numbers, texts or numbers"),
     ],
 )

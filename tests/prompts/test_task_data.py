@@ -196,10 +196,12 @@ def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(
     wrong = open_rewards(resolve(named("rewards.py:breif")).task.grader)
     with pytest.raises(UserError) as said:
         dataclasses.replace(environment, rewards=wrong).check_verifier()
-    assert "it has no function breif; write brief); look at reward.weights=" in str(said.value)
+    assert "it has no function breif; use brief); check reward.weights=" in str(said.value)
     for missing in wrong.values():
         missing.close()
-    with pytest.raises(UserError, match=r"reward.weights=.*/rewads.py:f: no file .*/rewards.py"):
+    with pytest.raises(
+        UserError, match=r"reward.weights=.*/rewads.py:f: there is no file .*/rewards.py"
+    ):
         open_rewards(resolve(named("rewads.py:f")).task.grader)
 
 

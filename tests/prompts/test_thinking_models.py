@@ -162,14 +162,14 @@ def test_without_thinking_a_template_that_can_leaves_it_out():
 
 @pytest.mark.parametrize("name", ["boxed", "budget_solution"])
 def test_thinking_that_a_format_would_never_close_is_refused(name):
-    with pytest.raises(
-        UserError, match=r"opens <think>, which .* never closes; write data.prompt_"
-    ):
+    with pytest.raises(UserError, match=r"opens <think>, which .* never closes; set data.prompt_"):
         frame(R1, FORMATS[name])
 
 
 def test_native_needs_the_tags_as_tokens(qwen):
-    with pytest.raises(UserError, match="has no token <think>, .*; write think_answer"):
+    with pytest.raises(
+        UserError, match="has no token <think>, .*; set data.prompt_format=think_answer"
+    ):
         frame(qwen, NATIVE)
 
 

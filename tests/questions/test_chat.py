@@ -56,16 +56,18 @@ def test_rows_of_several_turns_are_left_out_with_their_reason(tmp_path):
     found = questions_of(tmp_path / "chat.jsonl", [[USER], turns])
     assert found.questions == ["1+1?"] and found.answers == ["2"]
     assert [(row.id, row.reason) for row in found.left_out] == [("jsonl-train-1", NO_SINGLE_TURN)]
-    with pytest.raises(UserError, match=rf"none of its 1 rows .*\(1 with {NO_SINGLE_TURN}, "):
+    with pytest.raises(UserError, match=rf"none of the 1 rows .*\(1 with {NO_SINGLE_TURN}; "):
         questions_of(tmp_path / "chat.jsonl", [turns])
 
 
 def test_a_system_message_has_to_be_written_into_the_config(tmp_path):
     path = tmp_path / "chat.jsonl"
-    with pytest.raises(UserError, match="have the system message 'Be brief.'; write it as data"):
+    with pytest.raises(
+        UserError, match="have the system message 'Be brief.'; set data.system_prompt to this text,"
+    ):
         questions_of(path, [[SYSTEM, USER], [USER]])
     two = [[SYSTEM, USER], [message("system", "Think."), USER]]
-    with pytest.raises(UserError, match="have 2 different system messages, and a run has one"):
+    with pytest.raises(UserError, match="have 2 different system messages, but a run has one"):
         questions_of(path, two)
     for text in ("", "Be brief."):
         assert len(questions_of(path, two, system_prompt=text)) == 2

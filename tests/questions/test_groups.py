@@ -64,15 +64,15 @@ def test_rates_come_in_the_order_of_the_set_and_other_labels_are_not_looked_at(t
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (LABELS[1:3], "no label for 3 of 5 questions, the first is 'a'"),
-        ([*LABELS, LABELS[0]], "row 6: labels 'e' again"),
+        (LABELS[1:3], "no label for 3 of 5 questions, the first of which is 'a'"),
+        ([*LABELS, LABELS[0]], "row 6: the id 'e' already has a label"),
         ([{"id": "a", "avg": 1.5, "samples": 8}], "row 1: found avg=1.5"),
         ([{"id": "a", "avg": True, "samples": 8}], "row 1: found avg=true"),
         ([{"id": "a", "avg": float("nan"), "samples": 8}], "row 1: found avg=nan"),
         ([{"id": "a", "avg": 1, "samples": 0}], "row 1: found samples=0"),
-        ([{"id": "a", "rate": 1}], "row 1: found id, rate; write"),
+        ([{"id": "a", "rate": 1}], "row 1: found id, rate; use"),
         ("[1]", "line 1: found list"),
-        ("{", "line 1: .*write"),
+        ("{", "line 1: .*every line must"),
         ("", "found no row in labels.jsonl"),
     ],
 )

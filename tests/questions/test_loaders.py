@@ -28,7 +28,7 @@ class TestLedger:
         assert first.questions != second.questions
 
     def test_a_path_is_refused(self):
-        with pytest.raises(UserError, match="made, not read"):
+        with pytest.raises(UserError, match="generated and not read"):
             load_questions("ledger:/some/file", self.CONFIG, 0, "train")
 
 

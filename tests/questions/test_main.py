@@ -45,7 +45,7 @@ def test_rows_answers_levels_groups_and_what_is_left_out(files, capsys):
     assert "levels: 1: 2, 2: 1, 3: 1, 4: 1" in lines
     assert "groups (data.groups=level): 0: 3, 1: 1, 2: 1, 3: 0" in lines
     assert "repeated questions in the set: 1" in lines
-    assert any("give --tokenizer DIR" in line for line in lines)
+    assert any("pass --tokenizer DIR" in line for line in lines)
 
 
 def test_near_duplicates_of_a_training_set_with_and_without(files, capsys):
@@ -126,12 +126,15 @@ class TestShowPrompts:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            ([], "no set; write --inspect NAME:PATH, or --config FILE"),
+            ([], "no set; pass --inspect NAME:PATH, or --config FILE"),
             (
                 ["--inspect", "ledger", "--show-prompts", "1", "--against", "x"],
-                "--against: is not used",
+                "--against has no effect",
             ),
-            (["--inspect", "ledger", "--show-prompts", "0"], "--show-prompts 0: write 1 to 1000"),
+            (
+                ["--inspect", "ledger", "--show-prompts", "0"],
+                "--show-prompts 0 is out of range; use 1 to 1000",
+            ),
         ],
     )
     def test_bad_options_are_one_line(self, arguments, says, capsys):
@@ -161,10 +164,19 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
         (["jsonl:{train}", "data.question_column=frage"], "found the columns id, question"),
         (["jsonl:{train}", "data.qestion_column=frage"], "data.question_column"),
         (["jsonl:{train}", "data.num_groups=9"], "num_groups"),
-        (["gsm8k:{train}", "data.answer_column=x"], "data.answer_column=x: no set is a table"),
-        (["jsonl:{train}", "--tokenizer", "nowhere"], "--tokenizer nowhere: no such folder"),
-        (["ledger", "--tokenizer", "{folder}"], "questions have tokens of their own; leave it out"),
-        (["jsonl:{train}", "--tokenizer", "{folder}"], "--tokenizer: no tokenizer"),
+        (
+            ["gsm8k:{train}", "data.answer_column=x"],
+            "data.answer_column=x: no set is a table",
+        ),
+        (
+            ["jsonl:{train}", "--tokenizer", "nowhere"],
+            "--tokenizer nowhere: there is no such folder",
+        ),
+        (
+            ["ledger", "--tokenizer", "{folder}"],
+            "questions have their own tokens; leave the option out",
+        ),
+        (["jsonl:{train}", "--tokenizer", "{folder}"], "has no readable tokenizer"),
         (["jsonl:{train}", "--against", "jsonl:nowhere"], "no file or folder"),
     ],
 )

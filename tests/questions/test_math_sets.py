@@ -65,7 +65,9 @@ class TestForms:
     def test_levels_may_be_floats_and_others_are_shown(self, tmp_path):
         rows = [{"question": "Q", "answer": "1", "level": level} for level in (3.0, "Level 2.0", 6)]
         assert load(tmp_path, "jsonl", rows).levels.tolist() == [3, 2, 0]
-        with pytest.raises(UserError, match="found level 'six'; write 1-5, or data.num_groups=1"):
+        with pytest.raises(
+            UserError, match="found level 'six'; use the levels 1 to 5, or set data.num_groups=1"
+        ):
             load(tmp_path, "jsonl", [rows[0] | {"level": "six"}])
 
     def test_math500_takes_its_answer_column(self, tmp_path):
@@ -152,7 +154,7 @@ class TestOwnTables:
             UserError, match="no question column 'frage', found the columns question"
         ):
             load(tmp_path, "jsonl", [{"question": "Q", "answer": "1"}], question_column="frage")
-        with pytest.raises(UserError, match="write data.question_column='my question'$"):
+        with pytest.raises(UserError, match="set data.question_column='my question'$"):
             load(tmp_path, "jsonl", [{"my question": "Q"}], question_column="question")
 
 
@@ -176,7 +178,7 @@ class TestUnusableRows:
 
     def test_a_set_of_which_nothing_is_left(self, tmp_path):
         rows = [{"question": "Q", "answer": ""}, {"question": "Q", "answer": "{"}]
-        with pytest.raises(UserError, match="none of its 2 rows can be used .*2 with no answer"):
+        with pytest.raises(UserError, match="none of the 2 rows can be used .*2 with no answer"):
             load(tmp_path, "jsonl", rows)
 
     @pytest.mark.parametrize("answer", [True, None, {"value": 1}, ["1", "2"], float("nan")])
@@ -304,7 +306,7 @@ class TestRealSets:
 
 
 def test_paths_are_asked_for():
-    with pytest.raises(UserError, match="write math:PATH"):
+    with pytest.raises(UserError, match="use math:PATH"):
         load_questions("math", DataConfig(), 0, "train")
 
 

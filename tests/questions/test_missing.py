@@ -40,9 +40,9 @@ def test_what_is_not_there_is_left_out_with_the_command_that_gets_it(tmp_path):
     left, lines = remaining(config(tmp_path, GSM8K, AIME, OWN))
     assert left == config(tmp_path, GSM8K).data
     assert lines == (
-        f"data.eval: {AIME} is left out (no file or folder '{tmp_path}/aime24/test.jsonl'); "
-        f"bacr data --prepare {tmp_path} aime24 gets it",
-        f"data.eval: {OWN} is left out (no file or folder '{tmp_path}/own.jsonl')",
+        f"data.eval: {AIME} is left out (there is no file or folder "
+        f"'{tmp_path}/aime24/test.jsonl'); bacr data --prepare {tmp_path} aime24 gets it",
+        f"data.eval: {OWN} is left out (there is no file or folder '{tmp_path}/own.jsonl')",
     )
 
 
@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_the_sets_that_it_began_with(tmp_path):
     assert f"{AIME} was missing when the run in {tmp_path}/run began" in line
     # A set that the run evaluated and that is gone now.
     (tmp_path / "gsm8k" / "test.jsonl").unlink()
-    with pytest.raises(UserError, match=r"gsm8k.* was evaluated when the run in .*; put it back;"):
+    with pytest.raises(UserError, match=r"gsm8k.* was evaluated when the run in .*; restore it;"):
         remaining(wanted, begun, tmp_path / "run")
     # Another run than the one that is there: its folder refuses that as ever.
     put(tmp_path, GSM8K)
@@ -124,7 +124,10 @@ def test_the_hub_without_a_network_has_no_set(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_module", lambda *_: Hub)
     put(tmp_path, GSM8K)
     _, (line,) = remaining(config(tmp_path, GSM8K, "aime24:hf://HuggingFaceH4/aime_2024"))
-    assert "is left out (can't get 'HuggingFaceH4/aime_2024' from the hub (no route))" in line
+    assert (
+        "is left out ('HuggingFaceH4/aime_2024' can't be downloaded from the hub (no route))"
+        in line
+    )
 
 
 def test_inspecting_a_config_names_them(tmp_path, capsys):

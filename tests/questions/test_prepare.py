@@ -58,7 +58,7 @@ def test_a_folder_of_copies_becomes_the_folder_that_configs_read(tmp_path):
     said = list(prepare(tmp_path / "data", [], copies(tmp_path)))
     assert said[0] == "gsm8k: 3 train rows, of the known texts and 1 test rows; MIT"
     assert said[1] == "math: 3 train rows; MIT"
-    assert said[2].startswith("aime24: left out: ") and "holds no folder aime24" in said[2]
+    assert said[2].startswith("aime24: left out: ") and "contains no folder aime24" in said[2]
     written = (tmp_path / "data" / "gsm8k" / "train.jsonl").read_text()
     assert [json.loads(line) for line in written.splitlines()] == GSM8K[:3]
     record = json.loads((tmp_path / "data" / "sources.json").read_text())
@@ -127,13 +127,15 @@ def test_what_is_refused(tmp_path):
             list(prepare(tmp_path / "data", names, origin))
         return str(refused.value)
 
-    assert "no set 'gsm'; write some of gsm8k, math, aime24" in refusal("gsm")
+    assert "no set 'gsm'; use some of gsm8k, math, aime24" in refusal("gsm")
     assert "could not get gsm8k" in refusal("gsm8k")
     assert "could not get aime24" in refusal("math", "aime24")
-    assert "neither tar nor zip" in refusal(origin=folder / "gsm8k" / "data" / "test.jsonl")
+    assert "neither a tar nor a zip file; pass" in refusal(
+        origin=folder / "gsm8k" / "data" / "test.jsonl"
+    )
     assert "no such folder or archive" in refusal(origin=tmp_path / "none")
     (said, _, _) = list(prepare(tmp_path / "other", [], folder))
-    assert "found 2 train rows" in said and "and the set has 3" in said
+    assert "found 2 train rows" in said and "but the set has 3" in said
     assert not (tmp_path / "other" / "gsm8k").exists()
 
 
@@ -161,8 +163,8 @@ def test_half_of_a_surrogate_pair_is_refused_and_leaves_no_folder(tmp_path, caps
     assert main(["--prepare", str(tmp_path / "data"), "gsm8k", "--from", str(folder)]) == 2
     said = capsys.readouterr()
     assert said.out == (
-        "gsm8k: left out: gsm8k: train row 3 contains half of a surrogate pair; write the "
-        "path of an undamaged copy\n"
+        "gsm8k: left out: gsm8k: train row 3 contains half of a surrogate pair; use the path of "
+        "an undamaged copy\n"
     )
     assert said.err.count("\n") == 1 and "could not get gsm8k" in said.err
     assert not (tmp_path / "data").exists()
@@ -173,7 +175,7 @@ def test_a_record_that_is_none_is_not_written_over(tmp_path):
     record.parent.mkdir()
     record.write_text("[1]")
     said = next(prepare(tmp_path / "data", [], copies(tmp_path)))
-    assert "sources.json: is damaged (found a list, not an object); remove it" in said
+    assert "sources.json is damaged (found a list instead of an object); remove it" in said
     assert record.read_text() == "[1]"
 
 
@@ -183,9 +185,11 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("gsm8k: 3 train rows, of the known texts")
     for option in (["--inspect", "x"], ["--show-prompts", "-5"], ["--config", "x"]):
         assert main([*line, *option]) == 2
-        assert f"--prepare: does not use {option[0]}; leave it out" in capsys.readouterr().err
+        assert (
+            f"--prepare does not use {option[0]}; leave that option out" in capsys.readouterr().err
+        )
     assert main(["--inspect", "ledger", "--from", "x"]) == 2
-    assert "write --prepare DIR" in capsys.readouterr().err
+    assert "pass --prepare DIR" in capsys.readouterr().err
 
 
 def test_a_fingerprint_knows_texts_and_not_their_order():

@@ -76,7 +76,7 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
 @pytest.mark.parametrize(
     ("source", "fragment"),
     [
-        ("x = 1", "has no function questions(split); write one"),
+        ("x = 1", "has no function questions(split); define one"),
         (
             "def questions(split):\n    raise KeyError('n')",
             "raised KeyError: 'n' (doubles.py, line 2)",
@@ -86,9 +86,9 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
         ("def questions(split):\n    return []", "doubles: found no question"),
         (
             OWN.replace("STYLES =", "OTHER ="),
-            "STYLES of '{path}' is (); write texts, short to long",
+            "STYLES of '{path}' is (); it must be a list of names, from short to long",
         ),
-        ("def questions(", "can't import"),
+        ("def questions(", "can't be imported"),
         (
             "def questions(split):\n    yield {'question': 'q'}\n    raise KeyError('n')",
             "questions of 'doubles' raised KeyError: 'n' (doubles.py, line 3); fix the file",
@@ -101,17 +101,23 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
             "import json\ndef questions(split):\n    return json.loads('{')",
             "double quotes: line 1 column 2 (char 1) (doubles.py, line 3); fix",
         ),
-        ("def questions(split):\n    pass", "questions of 'doubles' returned None; return a list"),
+        (
+            "def questions(split):\n    pass",
+            "questions of 'doubles' returned None instead of a list; return a list",
+        ),
         (ROW % "'level': 'hard'", "row 0 of 'doubles' is"),
-        (ROW % "'level': 77", "level (1-5)"),
-        (ROW % "'level': 2.9", "level (1-5)"),
+        (ROW % "'level': 77", "level (1 to 5)"),
+        (ROW % "'level': 2.9", "level (1 to 5)"),
         (ROW % "'metadata': [1]", "metadata (a mapping)"),
         (ROW % "'id': 'same'", "row 1 of 'doubles' is"),
         (
             ROW % "" + "def render(row):\n    return 5",
-            "render of 'doubles' returned 5; return a text",
+            "render of 'doubles' returned 5 instead of a text; return a text",
         ),
-        (OWN.replace('("at_once", "steps")', '"abc"'), "' is 'abc'; write texts, short to long"),
+        (
+            OWN.replace('("at_once", "steps")', '"abc"'),
+            "' is 'abc'; it must be a list of names, from short to long",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, source, fragment):
@@ -128,7 +134,7 @@ def test_metadata_that_no_worker_could_read_is_refused(tmp_path):
     path = tmp_path / "doubles.py"
     path.write_text(OWN.replace('{"n": n}', '{"n": n, "f": lambda: 0}'))
     questions = load_questions(str(path), DATA, 0, "train")
-    with pytest.raises(UserError, match="data: row 'doubles-train-0': .*; write plain values"):
+    with pytest.raises(UserError, match="data: row 'doubles-train-0': .*; use plain values"):
         open_graders(GRADER, [questions])
 
 
@@ -146,7 +152,10 @@ def test_rows_that_a_score_could_not_tell_apart_are_refused(tmp_path):
 
     for same in (("1", "1"), (nan, nan), ("{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}")):
         opened(*same)
-    line = "data: 'mine-train-1' of mine asks what 'mine-train-0' asks, with other metadata; make"
+    line = (
+        "data: 'mine-train-1' of mine has the same question as 'mine-train-0', but other "
+        "metadata; make"
+    )
     for differ in (("1", "2"), ("[1]", "None"), ("1", "2", "1")):
         with pytest.raises(UserError, match=re.escape(line)):
             opened(*differ)
@@ -159,7 +168,9 @@ def test_rows_of_two_splits_that_a_score_could_not_tell_apart_are_refused(tmp_pa
         "def score(answer, row): return float(answer == row.metadata['of'])\n"
     )
     both = [load_questions(str(path), DATA, 0, split) for split in ("train", "test")]
-    with pytest.raises(UserError, match="'mine-test-0' of mine asks what 'mine-train-0' asks"):
+    with pytest.raises(
+        UserError, match="'mine-test-0' of mine has the same question as 'mine-train-0', but"
+    ):
         open_graders(GRADER, both)
 
 

@@ -190,13 +190,13 @@ class TestHub:
                 raise ConnectionError("no route\nto host")
 
         monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
-        with pytest.raises(UserError, match=r"can't get 'a/b' .*\(no route\)") as error:
+        with pytest.raises(UserError, match=r"can't be downloaded") as error:
             read("hf://a/b")
         assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize("path", ["hf://", "hf://gsm8k", "hf://a b/c"])
     def test_a_name_that_is_none(self, path):
-        with pytest.raises(UserError, match="write hf://OWNER/NAME"):
+        with pytest.raises(UserError, match="use hf://OWNER/NAME"):
             read(path)
 
     def test_without_the_extra_the_line_says_what_to_install(self, tmp_path, monkeypatch):
@@ -221,13 +221,25 @@ class TestRefusals:
             ("a.json", "[1]", "entry 1: found int"),
             ("a.csv", "", "no row"),
             ("a.csv", "question,answer\n", "no row"),
-            ("a.csv", "question,answer\n1,000,2\n", "row 1: has not as many fields"),
-            ("a.csv", "question,answer\n1\n", "row 1: has not as many fields"),
+            ("a.csv", "question,answer\n1,000,2\n", "row 1 has fewer or more fields"),
+            ("a.csv", "question,answer\n1\n", "row 1 has fewer or more fields"),
             ("a.csv", 'question,answer\n"1"2,3\n', "a.csv line 2: "),
             ("a.csv", b"question,answer\n\xe9,1\n", "not UTF-8 at byte 16"),
-            ("a.csv", "answer,question,answer\n1,2,3\n", "a.csv: found 'answer' twice; write it"),
-            ("a.jsonl", '{"a": 1}\n{"a": {"b": 1, "b": 1}}', "line 2: found 'b' twice; write it"),
-            ("a.json", '[{"a": 1}, {"a": 1, "a": 2}]', "a.json: found 'a' twice; write it once"),
+            (
+                "a.csv",
+                "answer,question,answer\n1,2,3\n",
+                "a.csv: found 'answer' twice; keep only one of them",
+            ),
+            (
+                "a.jsonl",
+                '{"a": 1}\n{"a": {"b": 1, "b": 1}}',
+                "line 2: found 'b' twice; keep only one of them",
+            ),
+            (
+                "a.json",
+                '[{"a": 1}, {"a": 1, "a": 2}]',
+                "a.json: found 'a' twice; keep only one of them",
+            ),
         ],
     )
     def test_a_damaged_file_by_its_place(self, tmp_path, name, content, says):
@@ -237,7 +249,7 @@ class TestRefusals:
 
     def test_a_damaged_parquet_file(self, tmp_path):
         pytest.importorskip("pyarrow", reason="the extra hub is not installed")
-        with pytest.raises(UserError, match="no Parquet file"):
+        with pytest.raises(UserError, match="not a readable Parquet file"):
             read(put(tmp_path / "a.parquet", b"PAR1 and then nothing"))
 
     def test_a_column_of_a_parquet_file_that_stands_twice(self, tmp_path):
@@ -246,14 +258,16 @@ class TestRefusals:
         cells = [pyarrow.array([text]) for text in ("1+1", "1", "2")]
         table = pyarrow.Table.from_arrays(cells, names=["question", "answer", "answer"])
         parquet.write_table(table, tmp_path / "a.parquet")
-        with pytest.raises(UserError, match="jsonl:x: a.parquet: found 'answer' twice; write it"):
+        with pytest.raises(
+            UserError, match="jsonl:x: a.parquet: found 'answer' twice; keep only one of them"
+        ):
             read(tmp_path / "a.parquet")
 
     def test_what_is_neither_file_nor_folder(self, tmp_path):
         (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
         os.mkfifo(tmp_path / "pipe.jsonl")
         for name in ("loop.jsonl", "pipe.jsonl"):
-            with pytest.raises(UserError, match=f"{name}' is no regular file; write another path"):
+            with pytest.raises(UserError, match=f"{name}' is not a regular file; use another path"):
                 read(tmp_path / name)
 
     def test_nothing_there(self, tmp_path):

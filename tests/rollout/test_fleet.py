@@ -21,7 +21,7 @@ from bacr_jax.rollout import fleet as module
 from bacr_jax.rollout.fleet import Fleet, ServersLost
 from bacr_jax.rollout.probe import BOUNDS, Context, Probe
 from bacr_jax.rollout.rows import Callbacks
-from bacr_jax.rollout.served import Asking, asked_rows
+from bacr_jax.rollout.served import RemoteSampling, asked_rows
 from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
 from rollout_world import (
     ANSWER,
@@ -87,7 +87,7 @@ class Local(Server):
 
     async def complete(self, call, sampling, part, told, patience=None):
         if self.dies_after is not None and self.answered >= self.dies_after:
-            raise EngineError(f"{self.url}: no server answers there")
+            raise EngineError(f"{self.url}: no server responds there")
         self.answered += 1
         await asyncio.sleep(0)
         tokens, logprobs = list(call.prompt), []
@@ -128,7 +128,7 @@ def fleet(world, servers, tmp_path, answers=1, **changes):
 
     without_tag = lambda tokens: len(tokens) - 1
     given = {
-        "asking": Asking(rules(), without_tag, answers=answers),
+        "remote_sampling": RemoteSampling(rules(), without_tag, answers=answers),
         "probe": Probe(draw, score),
         "write": write,
         "folder": tmp_path,
@@ -144,14 +144,14 @@ def rows_of():
     return make_prompts([5, 3, 4, 1, 2, 5], 5), RolloutRequest(budgets, quarters(budgets))
 
 
-def rolled(world, made, version=0, params=None, answers=1, listeners=Callbacks(), cuts=None):
+def rolled(world, made, version=0, params=None, answers=1, callbacks=Callbacks(), cuts=None):
     prompts, rows = rows_of()
     rows = rows if cuts is None else dataclasses.replace(rows, cuts=cuts)
     spec = world.spec(answers=answers)
     sampler = SamplingSetup(spec, make_rules(), sampling_params(0.0), world.phi_of)
     given = world.params if params is None else params
     made.load(given, version)
-    return made.generate(prompts, rows, jax.random.key(3), sampler, listeners)
+    return made.generate(prompts, rows, jax.random.key(3), sampler, callbacks)
 
 
 def same(found, want):
@@ -184,8 +184,8 @@ def test_a_fleet_samples_thinking_alone(world, tmp_path):
 
 def test_rows_are_heard_of_as_they_end(world, tmp_path):
     heard = []
-    listeners = Callbacks(on_rows=lambda places, trunks, branches: heard.append((places, trunks)))
-    found = rolled(world, fleet(world, [Local(world)], tmp_path), listeners=listeners)
+    callbacks = Callbacks(on_rows=lambda places, trunks, branches: heard.append((places, trunks)))
+    found = rolled(world, fleet(world, [Local(world)], tmp_path), callbacks=callbacks)
     places = np.concatenate([places for places, _ in heard])
     assert sorted(places) == list(range(6))
     tokens = np.concatenate([trunks.tokens for _, trunks in heard])
@@ -198,7 +198,7 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
     servers = [Local(world), Local(world, "http://two", dies_after=3)]
     made = fleet(world, servers, tmp_path, print_line=said.append)
     same(rolled(world, made), want)
-    assert said == ["WARNING, rollout.urls: http://two: no server answers there; 1 of 2 continue"]
+    assert said == ["WARNING, rollout.urls: http://two: no server responds there; 1 of 2 continue"]
     # It is asked again with the next weights.
     servers[1].dies_after = None
     same(rolled(world, made, version=1), want)
@@ -206,7 +206,7 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
 
 
 def test_without_a_server_the_run_is_to_be_saved(world, tmp_path):
-    with pytest.raises(ServersLost, match="no server is left"):
+    with pytest.raises(ServersLost, match="none of the servers responds any more"):
         rolled(world, fleet(world, [Local(world, dies_after=4)], tmp_path))
 
 
@@ -287,7 +287,9 @@ def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     made = fleet(world, [Local(world)], tmp_path, write=write)
-    with pytest.raises(UserError, match="can't store the policy .No space left on device."):
+    with pytest.raises(
+        UserError, match="the policy can't be stored there .No space left on device."
+    ):
         rolled(world, made)
     assert list(tmp_path.iterdir()) == []
 
@@ -302,7 +304,7 @@ def test_a_fixed_prompt_that_is_answered_with_no_tokens_is_one_line(world, tmp_p
         async def complete(self, call, sampling, part, told, patience=None):
             return answer, [0.0] * len(answer)
 
-    says = "^rollout.urls: http://one answers a fixed prompt with the tokens"
+    says = "^rollout.urls: http://one returns the tokens"
     with pytest.raises(UserError, match=says) as refused:
         rolled(world, fleet(world, [Odd(world)], tmp_path))
     assert len(str(refused.value)) < 300
@@ -328,7 +330,7 @@ class Broken(Local):
     "fault",
     [
         *[Refused(status, f"http://two: status {status}") for status in (401, 404, 429, 500, 503)],
-        EngineError("http://two: ended a completion by 'abort'"),
+        EngineError("http://two: a completion ended with the finish reason 'abort'"),
         lambda count: [],
         lambda count: [-0.5] * (count - 1),
         lambda count: [0.5] * count,
@@ -345,7 +347,7 @@ def test_a_server_at_fault_is_lost_and_the_other_goes_on(world, tmp_path, fault)
     same(rolled(world, fleet(world, servers, tmp_path / "b", print_line=said.append)), want)
     (line,) = said
     assert line.startswith("WARNING, rollout.urls: http://two") and line.endswith("1 of 2 continue")
-    with pytest.raises(ServersLost, match="no server is left"):
+    with pytest.raises(ServersLost, match="none of the servers responds any more"):
         rolled(world, fleet(world, [Broken(world, fault)], tmp_path / "c"))
 
 
@@ -421,7 +423,7 @@ def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
 def test_servers_that_never_come_are_left_out_in_the_end(world, tmp_path, monkeypatch):
     class Absent(Local):
         async def find(self):
-            raise EngineError(f"{self.url}: no server answers there")
+            raise EngineError(f"{self.url}: no server responds there")
 
         async def load(self, folder, version):
             await self.find()
@@ -431,7 +433,7 @@ def test_servers_that_never_come_are_left_out_in_the_end(world, tmp_path, monkey
     made = fleet(world, [Local(world), Absent(world, "http://two")], tmp_path / "a")
     made.load(world.params, 0)
     assert [server.url for server in made.alive] == ["http://one"]
-    with pytest.raises(ServersLost, match="no server responds after 0.05 s"):
+    with pytest.raises(ServersLost, match="no server has responded after 0.05 s"):
         fleet(world, [Absent(world)], tmp_path / "b").load(world.params, 0)
 
 
@@ -441,7 +443,7 @@ def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
             tokens, logprobs = await super().complete(call, sampling, part, told)
             return ([0, *tokens[1:]] if part else tokens), logprobs
 
-    with pytest.raises(UserError, match="^rollout.urls: .*answered with 0, which can't be sampled"):
+    with pytest.raises(UserError, match="^rollout.urls: .*contains 0, which can't be sampled"):
         rolled(world, fleet(world, [Lying(world)], tmp_path))
 
 
@@ -451,8 +453,8 @@ def test_what_is_no_answer_of_a_server_is_not_laid_on_it(world, tmp_path):
 
     made = fleet(world, [Local(world)], tmp_path)
     with pytest.raises(UserError, match="^rewards.verifier: is not there$"):
-        rolled(world, made, listeners=Callbacks(on_rows=on_rows))
-    with pytest.raises(UserError, match="^rollout row 0: cut -1; write 0 or more tokens$"):
+        rolled(world, made, callbacks=Callbacks(on_rows=on_rows))
+    with pytest.raises(UserError, match="^rollout row 0: found a cut at -1; use 0 or more tokens$"):
         rolled(world, made, cuts=np.full((6, 4), -1))
 
 

@@ -28,7 +28,7 @@ def test_the_longest_caches_hold_every_row_and_the_others_are_its_parts(world):
 def test_slots_that_do_not_divide_over_devices_are_refused(world):
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
     assert world.spec(16, mesh=mesh).batch_sizes() == [8, 16]
-    with pytest.raises(UserError, match="rollout.slots=12: .* 8 devices; write rollout.slots=16"):
+    with pytest.raises(UserError, match="rollout.slots=12 .* 8 devices; set rollout.slots=16"):
         world.spec(12, mesh=mesh).batch_sizes()
 
 
@@ -52,14 +52,17 @@ def with_lengths(*lengths):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"budgets": [4, -2, 6]}, "row 71: budget -2; write 0..12"),
-        ({"budgets": [4, 5, 13]}, "row 72: budget 13; write 0..12"),
+        ({"budgets": [4, -2, 6]}, "row 71: found the budget -2; use 0 to 12"),
+        ({"budgets": [4, 5, 13]}, "row 72: found the budget 13; use 0 to 12"),
         ({"prompts": make_prompts([2, 3], 5)}, "2 prompts, 2 lengths, 3 budgets"),
-        ({"prompts": with_lengths(0, 3, 1)}, "row 70: empty prompt"),
-        ({"prompts": with_lengths(2, 3, 9)}, "row 72: prompt of 9 tokens, but prompts are 5 wide"),
-        ({"cuts": [[1], [1], [-1]]}, "row 72: cut -1; write 0 or more"),
-        ({"limits": np.array([4, 13, 6])}, "row 71: limit 13; write 0..12"),
-        ({"limits": np.array([4, -3, 6])}, "row 71: limit -3; write 0..12"),
+        ({"prompts": with_lengths(0, 3, 1)}, "row 70: its prompt is empty"),
+        (
+            {"prompts": with_lengths(2, 3, 9)},
+            "row 72: found a prompt of 9 tokens, but prompts are 5 wide",
+        ),
+        ({"cuts": [[1], [1], [-1]]}, "row 72: found a cut at -1; use 0 or more"),
+        ({"limits": np.array([4, 13, 6])}, "row 71: found the limit 13; use 0 to 12"),
+        ({"limits": np.array([4, -3, 6])}, "row 71: found the limit -3; use 0 to 12"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line):
@@ -69,13 +72,15 @@ def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line)
 
 
 def test_a_rollout_without_rows_is_refused(world):
-    with pytest.raises(UserError, match="no rows; write at least one"):
+    with pytest.raises(UserError, match="no rows; pass at least one"):
         world.roll(make_prompts([], 5), np.zeros(0, int), cuts=no_cuts(0))
 
 
 def test_several_answers_at_a_cut_are_not_taken_in_parts(world):
     spec = world.spec(answers=2, max_parallel_cuts=1)
-    with pytest.raises(UserError, match="max_parallel_cuts=1 with 2 answers at each cut; write"):
+    with pytest.raises(
+        UserError, match="max_parallel_cuts=1 can't be used with 2 answers at each cut; set"
+    ):
         roll(world, spec=spec, cuts=[[1, 2]] * 3)
 
 
@@ -84,7 +89,7 @@ def test_an_embedding_that_nothing_takes_in_is_refused(world):
         {"params": dataclasses.replace(world.decode, gates=None)},
         {"spec": world.spec(conditioning=None)},
     ):
-        with pytest.raises(UserError, match="phi_of is given, and the decode copy has no gates"):
+        with pytest.raises(UserError, match="phi_of is set, but the decode copy has no gates"):
             roll(world, **changes)
 
 
@@ -100,13 +105,17 @@ def test_a_cut_beyond_all_numbers_is_the_end_of_the_trace(world):
 def test_a_token_beyond_the_vocabulary_is_refused(world):
     prompts = make_prompts([2, 3, 1], 5)
     prompts.tokens[1, 2] = VOCAB
-    with pytest.raises(UserError, match=f"row 71: prompt token {VOCAB}, but the model has {VOCAB}"):
+    with pytest.raises(
+        UserError, match=f"row 71: found the prompt token {VOCAB}, but the model has {VOCAB}"
+    ):
         roll(world, prompts=prompts)
 
 
 def test_rules_of_another_vocabulary_are_refused(world):
     rules = dataclasses.replace(make_rules(), allowed_tokens=jnp.ones(VOCAB + 1, bool))
-    with pytest.raises(UserError, match=f"rules for {VOCAB + 1} token ids, the model has {VOCAB}"):
+    with pytest.raises(
+        UserError, match=f"rules have {VOCAB + 1} token ids, but the model has {VOCAB}"
+    ):
         roll(world, rules=rules)
 
 

@@ -31,8 +31,8 @@ def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key):
     else:
         before = told[key] if len(told[key]) <= 60 else told[key][:48]
         assert line.startswith(
-            f"process 2 on three: is not of the run of process 0 on one, and differs in {key} "
-            f"({before}"
+            "process 2 on three does not belong to the run of process 0 on one: it differs in "
+            f"{key} ({before}"
         )
         assert '"another" here)' in line
 

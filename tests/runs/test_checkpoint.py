@@ -65,7 +65,7 @@ def test_what_was_saved_comes_back(tmp_path):
 
 def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_not_called_damaged(tmp_path):
     filled(tmp_path, [2, 3]).close()
-    with pytest.raises(UserError, match="was dropped by its run.*or write --step 3"):
+    with pytest.raises(UserError, match="was deleted by its run.*or pass --step 3"):
         read_part(tmp_path / "1" / "state", "params")
 
 
@@ -144,7 +144,7 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     checkpoints = Checkpoints(tmp_path, keep=keep)
     for step in (1, 2, 3):
         checkpoints.save(step, state(step), {"step": step})
-    said = rf"{tmp_path}/3: was saved, but can't be read \(.*continues from step 2"
+    said = rf"{tmp_path}/3 was saved, but can't be read \(.*to continue from step 2"
     with pytest.raises(UserError, match=said):
         while True:
             checkpoints.confirm()
@@ -176,7 +176,7 @@ def test_every_array_is_read_back(tmp_path):
         seal = {part: wrong[part] for part in ("meta", "digests")}
         wrong["digest"] = hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
         path.write_text(json.dumps(wrong))
-        with pytest.raises(DigestMismatch, match=f"^{name}: not what was saved"):
+        with pytest.raises(DigestMismatch, match=f"^{name} differs from what was saved"):
             checkpoint.read_whole(tmp_path / "3" / "state", jax.tree.map(np.size, state(3)))
 
 
@@ -238,8 +238,10 @@ def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
             except UserError as error:
                 told += 1
                 assert str(error).isprintable()
-                assert f"{tmp_path}/whole/7: damaged" in str(error)
-                assert "remove it, and the same command continues from step 3" in str(error)
+                assert f"{tmp_path}/whole/7 is damaged" in str(error)
+                assert "remove it, and run the same command again to continue from step 3" in str(
+                    error
+                )
             else:
                 # A file that nothing is read from; or, where it makes a checkpoint one, the older.
                 assert meta == {"step": at}
@@ -275,14 +277,14 @@ def test_a_flipped_bit_is_told_or_does_no_harm(tmp_path, count):
             at, found, meta = checkpoints.restore(state(0))
         except UserError as error:
             told += 1
-            assert f"{folder}: damaged" in str(error)
+            assert f"{folder} is damaged" in str(error)
         else:
             assert meta == {"step": at}
             assert_is(found, at)
         try:
             params = read_part(folder / "state", "params")
         except UserError as error:
-            assert f"{folder}/state: damaged" in str(error)
+            assert f"{folder}/state: the policy can't be read" in str(error)
             assert str(error).endswith("or use the one before: --step 3")
         else:
             np.testing.assert_array_equal(params["w"], state(7)["params"]["w"])
@@ -299,17 +301,17 @@ def test_a_changed_number_of_a_leaf_or_beside_it_is_named(tmp_path):
     content = {name: record[name] for name in ("meta", "digests")}
     seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(content | {"digest": seal}))
-    with pytest.raises(UserError, match=r"damaged \(params/b: not what was saved\)"):
+    with pytest.raises(UserError, match=r"damaged \(params/b differs from what was saved\)"):
         Checkpoints(tmp_path, keep=2).restore(state(0))
     path.write_text(text.replace('"step": 3', '"step": 4'))
-    with pytest.raises(UserError, match=r"damaged \(meta: not what was saved"):
+    with pytest.raises(UserError, match=r"damaged \(meta differs from what was saved"):
         Checkpoints(tmp_path, keep=2).meta(3)
 
 
 def test_another_model_is_refused(tmp_path):
     checkpoints = filled(tmp_path, [4])
     like = state(0) | {"params": {"w": jnp.zeros((5, 3)), "b": jnp.float32(0)}}
-    with pytest.raises(UserError, match=r"of another model than this config's.*from the start"):
+    with pytest.raises(UserError, match=r"to another model than this config's.*from the start"):
         checkpoints.restore(like)
 
 
@@ -343,8 +345,8 @@ def test_a_disk_without_room_is_one_line_and_the_last_checkpoint_stays(tmp_path)
         [sys.executable, "-c", FULL, str(tmp_path / "c")], capture_output=True, text=True
     )
     assert found.stdout == (
-        f"{tmp_path}/c: can't be written (File too large); free disk space or correct "
-        "the permissions, and the same command continues from the last checkpoint\n"
+        f"{tmp_path}/c: checkpoints can't be written (File too large); free disk space or change "
+        "the permissions, and run the same command again to continue from the last checkpoint\n"
     ), found.stderr
     assert found.stderr == ""
     again = Checkpoints(tmp_path / "c", keep=1)

@@ -94,7 +94,7 @@ class TestRefusing:
         )
         line = refusal(tmp_path, other)
         assert "differs in seed (0 there, 7 now), budget.max (4096 there, 2048 now);" in line
-        assert line.startswith(f"output.dir={tmp_path}: ")
+        assert line.startswith(f"output.dir={tmp_path} contains ")
         assert contents(tmp_path) == before
 
     def test_many_differing_keys_are_counted_not_listed(self, tmp_path):
@@ -104,13 +104,13 @@ class TestRefusing:
             Config().rollout, questions=2, group_size=2, temperature=0.5, chunk=3, slots=3
         )
         other = dataclasses.replace(Config(), curriculum=curriculum, rollout=rollout)
-        assert f" and 2 more; write output.dir={tmp_path}-2 for" in refusal(tmp_path, other)
+        assert f" and 2 more; use output.dir={tmp_path}-2 for" in refusal(tmp_path, other)
         assert "or --allow-change KEY for each key" in refusal(tmp_path, other)
 
     def test_a_folder_of_something_else_is_refused_and_not_touched(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("precious")
         line = refusal(tmp_path)
-        assert "is not empty and holds no run (found 'thesis.tex'); write output.dir=" in line
+        assert "is not empty and contains no run (found 'thesis.tex'); use output.dir=" in line
         assert line.endswith(f"output.dir={tmp_path}-2")
         assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -118,13 +118,13 @@ class TestRefusing:
     def test_a_spoilt_config_is_refused_and_not_touched(self, tmp_path, content):
         (tmp_path / "config.yaml").write_bytes(content)
         line = refusal(tmp_path)
-        assert "holds a run whose config can't be read" in line
+        assert "contains a run whose config can't be read" in line
         assert contents(tmp_path) == {Path("config.yaml"): content}
 
     def test_a_file_is_no_folder(self, tmp_path):
         path = tmp_path / "file"
         path.write_text("x")
-        assert "is a file; write the name of a folder" in refusal(path)
+        assert "is a file; use the name of a folder" in refusal(path)
         assert "can't be used (Not a directory)" in refusal(path / "below")
 
     def test_a_place_where_nothing_can_be_made_is_refused(self):
@@ -146,7 +146,7 @@ class TestRefusing:
 
         monkeypatch.setattr(os, "fsync", full)
         line = refusal(tmp_path / "run")
-        assert "config.yaml: can't be written (No space left on device)" in line
+        assert "config.yaml: the file can't be written (No space left on device)" in line
         # The lock is free again and the folder counts as new.
         monkeypatch.undo()
         open_run(tmp_path / "run", Config()).__exit__(None, None, None)
@@ -181,11 +181,11 @@ class TestFreeFolder:
 
 class TestResuming:
     def test_how_to_deal_with_a_run_that_is_there(self, tmp_path):
-        with pytest.raises(UserError, match="holds no run to continue"):
+        with pytest.raises(UserError, match="contains no run to continue"):
             open_run(tmp_path / "run", Config(), resume="required")
         assert not (tmp_path / "run").exists()
         open_run(tmp_path / "run", Config(), resume="never").__exit__(None, None, None)
-        with pytest.raises(UserError, match=r"a run already; write output\.dir=.*run-2, or"):
+        with pytest.raises(UserError, match=r"a run; use output\.dir=.*run-2, or"):
             open_run(tmp_path / "run", Config(), resume="never")
         open_run(tmp_path / "run", Config(), resume="required").__exit__(None, None, None)
 
@@ -194,13 +194,11 @@ class TestResuming:
         longer = dataclasses.replace(
             reseeded(1), train=dataclasses.replace(Config().train, steps=7)
         )
-        with pytest.raises(
-            UserError, match=r"differs in seed \(0 there, 1 now\); write"
-        ) as refused:
+        with pytest.raises(UserError, match=r"differs in seed \(0 there, 1 now\); use") as refused:
             open_run(tmp_path, longer, allowed=["train.steps"])
         assert str(refused.value).endswith(
-            f"write output.dir={tmp_path}-2 for a new run, the same config to resume, or "
-            "--allow-change seed to go on with the new value"
+            f"use output.dir={tmp_path}-2 for a new run, the same config to resume, or "
+            "--allow-change seed to continue with the new value"
         )
         assert config_io.load([tmp_path / "config.yaml"]) == Config()
         (tmp_path / "changes.jsonl").write_text('{"before": {"se')  # as a full disk leaves it
@@ -325,7 +323,7 @@ class TestFiles:
         path = tmp_path / "metrics.jsonl"
         for spoilt in (b"{oops\n", b"\xff\n", b"7\n"):
             path.write_bytes(b'{"step": 1}\n' + spoilt + b'{"step": 3}\n')
-            with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: is not a JSON record"):
+            with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is not a JSON record"):
                 read_lines(path)
 
     def test_a_spoilt_last_line_counts_as_torn(self, tmp_path):
@@ -344,7 +342,9 @@ class TestFiles:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match=r"summary\.json: can't be written \(No space left"):
+        with pytest.raises(
+            UserError, match=r"summary\.json: the file can't be written \(No space left"
+        ):
             write_json(path, {"a": 2})
         assert json.loads(path.read_text()) == {"a": 1}
 
@@ -383,11 +383,14 @@ class TestConfig:
         lines = path.read_text().splitlines(keepends=True)
         for spoilt in ("".join(lines[:-3]), "".join(lines).replace("seed: 7", "seed: 8")):
             path.write_text(spoilt)
-            with pytest.raises(UserError, match=r"config\.yaml: is not as the run wrote it; put"):
+            with pytest.raises(
+                UserError,
+                match=r"config\.yaml is not the file that the run wrote; restore its",
+            ):
                 read_config_file(path)
         for empty in ("", "\n"):
             path.write_text(empty)
-            with pytest.raises(UserError, match=r"config\.yaml: is empty"):
+            with pytest.raises(UserError, match=r"config\.yaml is empty"):
                 read_config_file(path)
         # Written by hand: there is nothing to hold it against.
         path.write_text("seed: 3\n")

@@ -59,10 +59,14 @@ def test_other_questions_are_refused():
     made = lambda train, *evaluated: provenance(Config(), train, None, evaluated)
     check = lambda then, now: check_same_questions(then, now, "ledger", Path("run"))
     check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, QUESTIONS))
-    with pytest.raises(UserError, match="data.train=ledger: its questions are not"):
+    with pytest.raises(UserError, match="data.train=ledger: its questions differ from"):
         check(made(QUESTIONS), made(others))
     for now in ((), (others,), (QUESTIONS, dataclasses.replace(QUESTIONS, name="more"))):
-        with pytest.raises(UserError, match="data.eval: (ours|more) is not the same questions"):
+        with pytest.raises(
+            UserError,
+            match="data.eval: the questions of (ours|more) differ from those of the run's earlier "
+            "evaluations",
+        ):
             check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, *now))
 
 
@@ -74,7 +78,7 @@ def test_another_content_of_a_file_that_grades_is_refused_and_another_file_is_no
     check(made(files), made({"reward.weights=other.py:brief": "33"}))
     with pytest.raises(UserError, match="^reward.weights=mine.py:brief: the file is not") as said:
         check(made(files), made(files | {"reward.weights=mine.py:brief": "33"}))
-    assert str(said.value).endswith("another name and --allow-change reward.weights")
+    assert str(said.value).endswith("another name and pass --allow-change reward.weights")
     # A checkpoint from before there were several holds the digest of the grader's file alone.
     old = made({}) | {"config": {"grader": "mine.py:check"}, "verifier_fingerprint": "12"}
     del old["verifier_fingerprints"]
@@ -101,7 +105,7 @@ PROMPTS = {"tokenizer": "a", "template": "b", "data.train": "c", "ours": "d"}
     ("name", "says"),
     [
         ("tokenizer", "its tokenizer has another vocabulary than"),
-        ("template", "its chat template writes other prompts, or ends turns with other tokens"),
+        ("template", "its chat template makes other prompts, or ends turns with other tokens"),
         ("data.train", "the prompts of data.train have other tokens"),
         ("ours", "the prompts of ours have other tokens"),
     ],

@@ -43,7 +43,7 @@ def test_a_folders_own_format_takes_the_texts_that_are_written(run):
 
 
 def test_folders_without_a_policy_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"holds no config\.yaml"):
+    with pytest.raises(UserError, match=r"contains no config\.yaml"):
         read_config(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         open_policy(None, tmp_path / "none")
@@ -53,5 +53,5 @@ def test_a_folder_that_was_edited_is_refused_before_it_says_how_it_is_asked(tmp_
     (tmp_path / "config.json").write_text('{"thinking": {}}')
     write_manifest(tmp_path)
     (tmp_path / "config.json").write_text('{"no_thinking": {}}')
-    with pytest.raises(UserError, match=r"config\.json: is not what was written"):
+    with pytest.raises(UserError, match=r"config\.json is not the file that was written"):
         open_policy(None, tmp_path)

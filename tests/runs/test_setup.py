@@ -71,7 +71,7 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
     )
     shape = model_shape(config.model, 29)
     check_model(resolve(config).policy, shape, shape.max_positions - 1024)
-    with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; write at mo"):
+    with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; use at mo"):
         check_model(resolve(config).policy, shape, shape.max_positions - 1023)
 
 
@@ -81,7 +81,7 @@ def test_a_teacher_has_the_policys_vocabulary(tmp_path):
     vocabulary = hf_world.TINY.vocab_size
     config = Config(distill=DistillConfig(coef=1.0, teacher=str(folder)))
     check_model(resolve(config).policy, model_shape(config.model, vocabulary), 8)
-    says = f"distill.teacher=.*: has {vocabulary} embedding rows, but the policy has 29; write"
+    says = rf"distill\.teacher=.* has {vocabulary} embedding rows, but the policy has 29; use"
     with pytest.raises(UserError, match=says):
         check_model(resolve(config).policy, model_shape(config.model, 29), 8)
     gone = dataclasses.replace(
@@ -110,7 +110,7 @@ def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can
         config = Config(
             model=ModelConfig(**sections["model"]), rollout=RolloutConfig(**sections["rollout"])
         )
-        line = f"^{section}.attention=cudnn: .* found {head_dim}; write {section}.attention=xla"
+        line = f"^{section}.attention=cudnn .* found {head_dim}; set {section}.attention=xla"
         with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
             check_model(resolve(config).policy, model_shape(config.model, 29), 8)
 
@@ -140,20 +140,21 @@ def test_rows_and_micro_batches_that_divide_are_accepted():
     [
         (
             {"rollout": RolloutConfig(questions=5, group_size=4)},
-            "rollout.questions=5: x rollout.group_size=4 = 20 rows .* mesh.data x mesh.fsdp = 8 "
-            "devices; write rollout.questions=4",
+            r"rollout\.questions=5 x rollout.group_size=4 = 20 rows .* mesh.data x mesh.fsdp = 8 "
+            "devices; set rollout.questions=4",
         ),
         ({"train": TrainConfig(minibatches=8)}, "train.minibatches=8: .* train.minibatches=4"),
         (
             {"train": TrainConfig(minibatches=1, micro_batch_rows=4)},
-            "train.micro_batch_rows=4: .* write train.micro_batch_rows=8",
+            "train.micro_batch_rows=4 .* set train.micro_batch_rows=8",
         ),
         (
             {"train": TrainConfig(minibatches=1, micro_batch_tokens=100, padding_free=True)},
-            "train.padding_free=true: is for one device, found 8; write train.padding_free=false",
+            "train.padding_free=true works on one device only, found 8; set "
+            "train.padding_free=false",
         ),
-        ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor=4: must divide .*2 key/value heads"),
-        ({"mesh": MeshConfig(data=3)}, "does not make 8 devices"),
+        ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor=4 does not divide .*2 key/value heads"),
+        ({"mesh": MeshConfig(data=3)}, "whose product is not the number of devices, 8; set"),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_nearest_that_does(sections, says):
@@ -169,8 +170,8 @@ def test_a_micro_batch_holds_the_longest_row():
     with pytest.raises(UserError) as refused:
         check_allowance(30, limits, 5, 7)
     assert str(refused.value) == (
-        "train.micro_batch_tokens=30: a row may have 31 tokens (5 of the prompt, 19 of thinking, 7 "
-        "of answers); write at least 31, or a smaller budget.max"
+        "train.micro_batch_tokens=30: a row may have 31 tokens (5 of the prompt, 19 of thinking, "
+        "7 of answers); set it to at least 31, or set a smaller budget.max"
     )
 
 

@@ -123,7 +123,7 @@ class TestRefusals:
         status, message = error_of(post(service, chat("a" * 2000)))
         assert (status, message) == (
             413,
-            "body: has more than 1000 bytes; write a shorter request",
+            "body: the request has more than 1000 bytes; send a shorter one",
         )
 
     def test_an_endless_body_is_refused_while_it_is_read(self):
@@ -147,7 +147,10 @@ class TestRefusals:
         service = make_service(limits=Limits(body_seconds=0.05))
         headers = {"content-type": "application/json"}
         (reply,) = calls(service, ("POST", CHAT, {"content": slow(), "headers": headers}))
-        assert error_of(reply) == (408, "body: did not arrive in 0.05 s; send it at once")
+        assert error_of(reply) == (
+            408,
+            "body: the request did not arrive in 0.05 s; send it at once",
+        )
 
 
 class TestKey:

@@ -129,7 +129,7 @@ def test_an_error_has_openais_form():
     error = refusal(chat, temperature=-1).body()
     assert json.loads(json.dumps(error)) == {
         "error": {
-            "message": "temperature: found -1; write a number from 0 to 100",
+            "message": "temperature: expected a number from 0 to 100, but found -1",
             "type": "invalid_request_error",
             "param": "temperature",
             "code": "invalid_value",

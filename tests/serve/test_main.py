@@ -20,17 +20,20 @@ MODEL = ["--model", "hf"]
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "write --run DIR or --model HFDIR"),
-        ([*MODEL, "--run", "runs/a"], "write --run DIR or --model HFDIR"),
-        ([*MODEL, "--port", "http"], "--port http: write a whole number from 0 to 65535"),
-        ([*MODEL, "--port", "65536"], "--port 65536: write"),
-        ([*MODEL, "--slots", "0"], "--slots 0: write a whole number from 1"),
+        ([], "no policy; pass --run DIR or --model HFDIR"),
+        ([*MODEL, "--run", "runs/a"], "no policy; pass --run DIR or --model HFDIR"),
+        (
+            [*MODEL, "--port", "http"],
+            "--port: expected a whole number from 0 to 65535, but found http",
+        ),
+        ([*MODEL, "--port", "65536"], "but found 65536"),
+        ([*MODEL, "--slots", "0"], "--slots: expected a whole number from 1"),
         ([*MODEL, "--max-budget", "-1"], "--max-budget"),
-        ([*MODEL, "--concurrency", "many"], "--concurrency many: write"),
-        ([*MODEL, "--max-body", "10"], "--max-body 10: write a whole number from 1024"),
-        ([*MODEL, "--timeout", "0"], "--timeout 0.0: write a number of seconds above 0"),
-        ([*MODEL, "--timeout", "nan"], "--timeout nan: write"),
-        ([*MODEL, "--url", "localhost:8000"], "--url 'localhost:8000': is not an address"),
+        ([*MODEL, "--concurrency", "many"], "but found many"),
+        ([*MODEL, "--max-body", "10"], "--max-body: expected a whole number from 1024"),
+        ([*MODEL, "--timeout", "0"], "--timeout 0.0: the timeout must be above 0"),
+        ([*MODEL, "--timeout", "nan"], "--timeout nan: the timeout"),
+        ([*MODEL, "--url", "localhost:8000"], "--url 'localhost:8000' is not an address"),
         (["--run", "runs/a", "--url", "http://a:1"], "vLLM serves a Hugging Face folder"),
         ([*MODEL, "--api-key-file", "none"], "--api-key-file none: can't be read"),
         ([*MODEL, "--host", "203.0.113.1"], "can't listen there"),
@@ -46,10 +49,10 @@ def test_bad_input_is_one_line_before_any_work(words, message, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--budget", "99"], "--budget 99: is above the largest budget; write 16 or less"),
-        (["--budget", "4,8"], "--budget 4,8: found 2 budgets; write one"),
+        (["--budget", "99"], "--budget 99 is above the largest budget; use 16 or less"),
+        (["--budget", "4,8"], "--budget 4,8: found 2 budgets; pass only one"),
         (["--budget", "medium"], "--budget medium: found 'medium'"),
-        (["--max-budget", "60"], "--max-budget 60: the model's 64 positions leave 58"),
+        (["--max-budget", "60"], "--max-budget 60 is too large: the model's 64 positions leave 58"),
         (["--url", "http://127.0.0.1:1"], "does not describe how its thinking ends"),
     ],
 )
@@ -79,7 +82,7 @@ def test_a_key_is_the_only_word_of_its_file(tmp_path):
 def test_a_file_without_one_key_is_refused(content, tmp_path):
     path = tmp_path / "key"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="does not contain one key") as refused:
+    with pytest.raises(ValueError, match="does not contain exactly one key") as refused:
         read_key(path)
     assert "secret" not in str(refused.value)
 
@@ -87,7 +90,7 @@ def test_a_file_without_one_key_is_refused(content, tmp_path):
 def test_a_port_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--port {port}: can't listen there"):
+        with pytest.raises(ValueError, match=f"--port {port}: the server can't listen there"):
             bind("127.0.0.1", port)
 
 

@@ -80,13 +80,13 @@ def test_sampling_is_passed_on_and_is_reproducible(rules):
 @pytest.mark.parametrize(
     "fault, message",
     [
-        ({"more": 1}, "the engine answered with 2 tokens where 1 were asked for"),
-        ({"events": 1, "ends": b""}, "left in the middle of an answer"),
-        ({"events": 1, "ends": b"data: {]\n\n"}, "streams something else than JSON"),
+        ({"more": 1}, "the engine's reply has 2 tokens, but 1 were requested"),
+        ({"events": 1, "ends": b""}, "the connection was closed in the middle of a reply"),
+        ({"events": 1, "ends": b"data: {]\n\n"}, "the stream contains something other than JSON"),
         ({"events": 1, "ends": b'data: {"error": {"message": "no memory"}}\n\n'}, "no memory"),
-        ({"lie": {"token_ids": []}}, "ended a completion without a token"),
-        ({"lie": {"token_ids": [99]}}, "answered with 99, which is not a token id"),
-        ({"dies_after": 0}, "left in the middle of an answer"),
+        ({"lie": {"token_ids": []}}, "a completion ended without a token"),
+        ({"lie": {"token_ids": [99]}}, "reply contains 99, which is not a token id"),
+        ({"dies_after": 0}, "the connection was closed in the middle of a reply"),
     ],
 )
 def test_a_server_that_does_wrong_is_an_error(rules, fault, message):
@@ -100,9 +100,9 @@ def test_a_server_that_is_not_there_or_reads_no_budgets_is_refused_at_the_start(
             generate(served, rules, 3)
         url = served.url
     backend = ProxyBackend(Server(url), rules)
-    with pytest.raises(BackendError, match="no server answers there"):
+    with pytest.raises(BackendError, match="no server responds there"):
         asyncio.run(backend.start())
-    assert "no server answers there" in asyncio.run(backend.problem())
+    assert "no server responds there" in asyncio.run(backend.problem())
 
 
 def test_a_request_that_is_left_ends_the_servers(rules):

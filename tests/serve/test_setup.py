@@ -39,7 +39,10 @@ def test_positions_are_divided(given, expected):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"largest": 90}, "--max-budget 90: the model's 100 positions leave 89 for thinking"),
+        (
+            {"largest": 90},
+            "--max-budget 90 is too large: the model's 100 positions leave 89 for thinking",
+        ),
         ({"reserved": 99}, "rollout.answer_tokens: an answer and its tags need 99 of the model's"),
     ],
 )

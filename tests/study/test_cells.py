@@ -53,12 +53,12 @@ def test_an_id_that_says_something_else_is_refused(tmp_path, cell):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accuracy": 0.9, "correct": "0" * 12}, "found a mean of 0.0000, and accuracy 0.9"),
-        ({"correct": "9" * 12}, "found more right samples of a problem than there are"),
-        ({"correct": "11"}, "found 2 problems, and 12 in levels_of"),
-        ({"accuracy": 41.0}, "found 41.0, which is no share"),
-        ({"mean_total_tokens": None}, "mean_total_tokens: found None, which is no number"),
-        ({"forced_share": "half"}, "which is no number"),
+        ({"accuracy": 0.9, "correct": "0" * 12}, "found a mean of 0.0000, but the accuracy is 0.9"),
+        ({"correct": "9" * 12}, "a problem has more right samples than samples"),
+        ({"correct": "11"}, "found 2 problems, but levels_of has 12"),
+        ({"accuracy": 41.0}, "found 41.0, which is not between 0 and 1"),
+        ({"mean_total_tokens": None}, "mean_total_tokens: found None, which is not a number"),
+        ({"forced_share": "half"}, "which is not a number"),
     ],
 )
 def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, message):
@@ -69,8 +69,8 @@ def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, me
     ("text", "message"),
     [
         ("{", "is damaged"),
-        ("[]", "found a list, not an object"),
-        ("{}", "no cell .* missing .* 'id'"),
+        ("[]", "found a list instead of an object"),
+        ("{}", "is not a cell .* missing .* 'id'"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, text, message):
@@ -84,7 +84,7 @@ def test_fields_of_another_form_are_refused(tmp_path, cell):
     path = write_cell(tmp_path, cell)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "sets": [1]}))
-    with pytest.raises(UserError, match="is damaged, or no cell"):
+    with pytest.raises(UserError, match="is damaged, or is not a cell"):
         read_cell(path)
 
 
@@ -97,7 +97,7 @@ class TestReadCells:
         assert found[:2] == ["tradeoff.anytime.0", "tradeoff.anytime.1"]
 
     def test_no_cell_at_all_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match="found no finished run of study main"):
+        with pytest.raises(UserError, match="contains no finished run of the study main"):
             read_cells(tmp_path, STUDY)
 
     @pytest.mark.parametrize("field", ["problems_digest", "levels_of"])

@@ -95,6 +95,15 @@ def test_a_run_whose_start_is_unknown_is_not_counted():
     assert failure_rates(alone, STUDY.tasks[0]) == {}
 
 
+def test_runs_from_a_shared_warmup_are_compared_with_one_cell_of_the_same_problems():
+    cells = (cell("cot", 0), cell("anytime", 1, right=0))
+    shared = dataclasses.replace(STUDY.tasks[0], set={"warmup.seed": 0})
+    rates = failure_rates(grid(*cells), shared)["anytime"]
+    assert (rates["failed"], rates["runs"]) == (1, 1)
+    elsewhere = dataclasses.replace(cells[0], problems_digest={"test": "others"})
+    assert failure_rates(grid(elsewhere, *cells[1:]), shared) == {}
+
+
 def test_tables_show_failures_beside_the_means():
     cells = [cell("cot", 0), cell("anytime", 0), cell("bacr_paper", 0, at_16=0)]
     results = build_results({one.id: one for one in cells}, STUDY)

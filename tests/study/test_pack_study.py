@@ -89,7 +89,7 @@ def test_results_of_other_cells_are_not_packed(pack, study, tmp_path):
 
 def test_a_study_is_not_packed_into_itself(pack, study):
     for out in (study, study / "tables" / ".."):
-        with pytest.raises(UserError, match="is the study's own folder; write another"):
+        with pytest.raises(UserError, match="is the study's own folder; use another"):
             pack(study, out, IDS)
     assert not (study / archive.CELLS).exists()
 

@@ -67,7 +67,7 @@ def test_equal_settings_are_one_run_whatever_the_arm_is_called(tmp_path):
 
 def test_what_a_study_would_not_honour_is_refused(tmp_path):
     for key in ("warmup.dir=shared", "grader=mine.py:score"):
-        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; write null$"):
+        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; set it to null$"):
             planned(tmp_path, key)
 
 
@@ -87,7 +87,9 @@ def test_a_run_is_named_by_number_or_id(tmp_path):
     _, runs, _ = planned(tmp_path)
     assert find_run(runs, "2") is find_run(runs, "plain.grpo.1") is runs[2]
     for text in ("4", "-1", "plain.vote.0", ""):
-        with pytest.raises(UserError, match="names no run; write 0 to 3 or an id of --list"):
+        with pytest.raises(
+            UserError, match="matches no run; use 0 to 3, or an id that --list prints"
+        ):
             find_run(runs, text)
 
 
@@ -166,7 +168,9 @@ def test_a_cell_evaluated_otherwise_is_refused(tmp_path, override, words, says):
         # Its numbers do not tell.
         assert run.has_cells(other)
         return
-    with pytest.raises(UserError, match=f"was made with other settings .*{words}.*; move it away"):
+    with pytest.raises(
+        UserError, match=f"was made with other settings .*{words}.*; move the folder away to run it"
+    ):
         run.has_cells(other)
 
 

@@ -42,13 +42,16 @@ def test_keys_of_the_evaluation_are_overridden_one_by_one(tmp_path):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("seeds=0", "command line: seeds: found 0; write a list of whole numbers, here [0]"),
-        ("seeds=[-1]", "command line: seeds: found -1; write in [0, 4294967295]"),
-        ("evaluation.size=0", "command line: evaluation.size: found 0; write 1 or more"),
-        ("evaluation.sice=9", "command line: evaluation.sice: no such key; write one of samples"),
+        ("seeds=0", "command line: seeds: found 0; use a list of whole numbers, here [0]"),
+        ("seeds=[-1]", "command line: seeds: found -1; use a number in [0, 4294967295]"),
+        ("evaluation.size=0", "command line: evaluation.size: found 0; use 1 or more"),
+        (
+            "evaluation.sice=9",
+            "command line: evaluation.sice: there is no such key; use one of samples",
+        ),
         ("evaluation={temperature: -3}", "command line: evaluation.temperature: found -3"),
-        ("evaluation.samples=40", "command line: evaluation.samples: found 40; write in [0, 35]"),
-        ("focus=[16]", "command line: focus: found 16; write 8 or 64"),
+        ("evaluation.samples=40", "command line: evaluation.samples: found 40; use a number"),
+        ("focus=[16]", "command line: focus: found 16; use 8 or 64"),
     ],
 )
 def test_what_the_command_line_says_wrong_is_said_of_it(tmp_path, override, says):
@@ -57,139 +60,159 @@ def test_what_the_command_line_says_wrong_is_said_of_it(tmp_path, override, says
     assert str(refused.value).startswith(says)
 
 
-SEEDS = "write the study's key seeds, such as seeds=[4]"
+SEEDS = "use the study's key seeds, such as seeds=[4]"
 VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
 
 
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("title: Two arms", "titel: Two arms", "titel: no such key"),
-        ("title: Two arms\n", "", "has no title; write title: ..."),
+        ("title: Two arms", "titel: Two arms", "titel: there is no such key"),
+        ("title: Two arms\n", "", "has no title; use title: ..."),
         (
             "title: Two arms",
             "title: a\ntitle: b",
-            "yaml, line 3: found 'title' twice; write it once",
+            "yaml, line 3: found 'title' twice; keep only one of them",
         ),
-        ("title: Two arms", "title: 2021-13-45", "yaml: not a YAML value; put it in quotes"),
-        ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; write"),
+        (
+            "title: Two arms",
+            "title: 2021-13-45",
+            "yaml: this is not a YAML value; put it in quotes",
+        ),
+        ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; use"),
         (
             "title: Two arms",
             "title: Two arms\nown: {grpo: 1}",
-            "own.grpo: found 1; write a mapping",
+            "own.grpo: found 1; use a mapping",
         ),
-        ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; write different seeds"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; use different seeds"),
         ("seeds: [0, 1]", "seeds: [a]", "seeds: found ['a']"),
-        ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write a power of 2, up to 2, or 2"),
-        ("votes: 2", "votes: 1", "arms.vote.votes: found 1; write a power of 2"),
+        ("votes: 2", "votes: 3", "arms.vote.votes: found 3; use a power of 2, up to 2, or 2"),
+        ("votes: 2", "votes: 1", "arms.vote.votes: found 1; use a power of 2"),
         (
             VOTE,
             "}, samples: 4}\n  vote: {label: v, of: grpo, votes: 2, accounting: matched_total}\n"
             "  more: {label: m, of: grpo, votes: 4, accounting: matched_total}",
-            "arms.more.votes: found 4; write 2, as another vote over grpo",
+            "arms.more.votes: found 4; use 2, as another vote over grpo",
         ),
         (
             VOTE,
             "}, samples: 9}\n  vote: {label: v, of: grpo, votes: 9, accounting: matched_total}",
-            "tasks.plain.budgets: found [8, 64]; write 9 or more, a token for each vote of vote",
+            "tasks.plain.budgets: found [8, 64]; use 9 or more, a token for each vote of vote",
         ),
         (
             "budgets: [8, 64]",
             "budgets: [8, 64], hard_levels: [5, 6]",
-            "tasks.plain.hard_levels: found 6; write in [1, 5]",
+            "tasks.plain.hard_levels: found 6; use a number in [1, 5]",
         ),
         (
             "set: {loss.entropy_coef: 0.0}",
             "sweep: {key: a, values: [1, 2], default: 3}",
-            "arms.bacr.sweep.default: found 3; write 1 or 2",
+            "arms.bacr.sweep.default: found 3; use 1 or 2",
         ),
         (
             "set: {loss.entropy_coef: 0.0}",
             "sweep: {key: a, values: {b: {}}, default: [b]}",
-            "arms.bacr.sweep.default: found ['b']; write b",
+            "arms.bacr.sweep.default: found ['b']; use b",
         ),
         (
             "set: {loss.entropy_coef: 0.0}",
             "sweep: {key: a, values: [[1, 2], [3]]}",
-            "arms.bacr.sweep.values: found [1, 2]; write letters, digits, _ + . and -",
+            "arms.bacr.sweep.values: found [1, 2]; use letters, digits, _ + . and -",
         ),
         (
             "set: {loss.entropy_coef: 0.0}",
             "sweep: {key: a, values: [x/y]}",
-            "arms.bacr.sweep.values: found 'x/y'; write letters",
+            "arms.bacr.sweep.values: found 'x/y'; use letters",
         ),
         *(
             (
                 "set: {loss.entropy_coef: 0.0}",
                 f"sweep: {{key: budget.min, values: {{a: {{}}, b: {value}}}}}",
-                f"arms.bacr.sweep.values.b: found {value}; write a mapping of config keys",
+                f"arms.bacr.sweep.values.b: found {value}; use a mapping of config keys",
             )
             for value in ("5", "['x']", "0", "[]")
         ),
         (
             "title: Two arms",
             "title: Two arms\ncontrasts: {a: [[grpo], bacr]}",
-            "contrasts.a: found [['grpo'], 'bacr']; write two arms of the study without a sweep",
+            "contrasts.a: found [['grpo'], 'bacr']; use two arms of the study without a sweep",
         ),
         (
             "title: Two arms",
             "title: Two arms\ncontrasts: {a: [grpo, bacr]}\nsweep: {key: a, values: [1]}",
-            "contrasts.a: found ['grpo', 'bacr']; write two arms of the study without a sweep",
+            "contrasts.a: found ['grpo', 'bacr']; use two arms of the study without a sweep",
         ),
-        ("label: GRPO", "label: GRPO, samples: 36", "arms.grpo.samples: found 36; write in [0, 35"),
-        ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; write 1 or more"),
-        ("label: BACR", "label: GRPO", "arms.bacr.label: found 'GRPO'; write a label that no oth"),
+        (
+            "label: GRPO",
+            "label: GRPO, samples: 36",
+            "grpo.samples: found 36; use a number in [0, 35",
+        ),
+        ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; use 1 or more"),
+        ("label: BACR", "label: GRPO", "arms.bacr.label: found 'GRPO'; use a label that no oth"),
         (
             "label: BACR",
             "label: ' '",
-            "arms.bacr.label: found ' '; write a label that no other arm",
+            "arms.bacr.label: found ' '; use a label that no other arm",
         ),
-        ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; write an arm with runs"),
+        ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; use an arm with runs"),
         ("of: grpo", "of: grpo, accounting: none", "accounting: found 'none'"),
         (
             "budgets: [8, 64]",
             "budgets: []",
-            "budgets: found []; write rising numbers, such as [512, 1024]",
+            "budgets: found []; use rising numbers, such as [512, 1024]",
         ),
-        ("budgets: [8, 64]", "budgets: [-8]", "found [-8]; write rising"),
+        ("budgets: [8, 64]", "budgets: [-8]", "found [-8]; use rising"),
         ("  grpo: {label", "  g.po: {label", "found the name 'g.po'"),
         (
             "  wide:",
             "  5:",
-            "sizes: found the name 5; write letters, digits, _ + and -, a number in",
+            "sizes: found the name 5; use letters, digits, _ + and -, a number in",
         ),
-        ("  cpu:", "  ../../x:", "yaml: sizes: found the name '../../x'; write letters, digits"),
-        ("second: 100", "second: -1", "two.yaml: tokens_per_second: found -1.0; write more than 0"),
-        ("second: 100", "second: 0", "two.yaml: tokens_per_second: found 0.0; write more than 0"),
-        ("second: 100", "second: .inf", "tokens_per_second: found inf; write more than 0"),
-        ("title:", "devices_per_run: -1\ntitle:", "devices_per_run: found -1; write 0 or more"),
-        ("set: {loss.entropy_coef: 0.0}", "set: 3", "set: found 3; write a mapping"),
+        ("  cpu:", "  ../../x:", "yaml: sizes: found the name '../../x'; use letters, digits"),
+        (
+            "second: 100",
+            "second: -1",
+            "two.yaml: tokens_per_second: found -1.0; use more than 0",
+        ),
+        (
+            "second: 100",
+            "second: 0",
+            "two.yaml: tokens_per_second: found 0.0; use more than 0",
+        ),
+        (
+            "second: 100",
+            "second: .inf",
+            "tokens_per_second: found inf; use more than 0",
+        ),
+        ("title:", "devices_per_run: -1\ntitle:", "devices_per_run: found -1; use 0 or more"),
+        ("set: {loss.entropy_coef: 0.0}", "set: 3", "set: found 3; use a mapping"),
         ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a}", "sweep: has no values"),
         ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a, values: 3}", "values: found 3"),
-        ("sizes:", "size_s:", "sizes: found null; write at least one"),
+        ("sizes:", "size_s:", "sizes: found null; use at least one"),
         ("title: Two arms", "title: Two arms\nviews: [acuracy]", "views: found ['acuracy']"),
         (
             "title: Two arms",
             "title: Two arms\ncontrasts: {a: [grpo]}",
-            "contrasts.a: found ['grpo']; write",
+            "contrasts.a: found ['grpo']; use",
         ),
-        ("title: Two arms", "title: Two arms\nviews: [contrasts]", "contrasts: found null; write"),
-        ("title: Two arms", "title: Two arms\nviews: [scale]", "sweep: found null; write the key"),
-        ("title: Two arms", "title: Two arms\nfocus: [16]", "focus: found 16; write 8 or 64"),
-        ("reference: [grpo]", "reference: [gpro]", "reference: found 'gpro'; write grpo"),
-        ("budgets: [8, 64]", "budgets: [64, 8]", "budgets: found [64, 8]; write rising numbers"),
-        ("of: grpo", "of: grpo, parts: [BUP]", "arms.vote.parts: found ['BUP']; write none, or"),
+        ("title: Two arms", "title: Two arms\nviews: [contrasts]", "contrasts: found null; use"),
+        ("title: Two arms", "title: Two arms\nviews: [scale]", "sweep: found null; use the key"),
+        ("title: Two arms", "title: Two arms\nfocus: [16]", "focus: found 16; use 8 or 64"),
+        ("reference: [grpo]", "reference: [gpro]", "reference: found 'gpro'; use grpo"),
+        ("budgets: [8, 64]", "budgets: [64, 8]", "budgets: found [64, 8]; use rising numbers"),
+        ("of: grpo", "of: grpo, parts: [BUP]", "arms.vote.parts: found ['BUP']; use none, or"),
         # What a study gives its runs is not set for them.
         ("set: {train", "set: {seed: 4, train", f"two.yaml: set.seed: found 4; {SEEDS}"),
         (
             "title:",
             "own: {grpo: {output.dir: r}}\ntitle:",
-            "own.grpo.output.dir: found 'r'; write -",
+            "own.grpo.output.dir: found 'r'; use -",
         ),
         (
             "{loss.",
             "{output: {dir: r}, loss.",
-            "arms.bacr.set.output.dir: found 'r'; write --out D",
+            "arms.bacr.set.output.dir: found 'r'; use --out D",
         ),
         (
             "budgets: [8, 64]",
@@ -216,8 +239,8 @@ def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words
     [
         ("seed=4", f"command line: seed: found 4; {SEEDS}"),
         ("set={seed: 4}", f"command line: set.seed: found 4; {SEEDS}"),
-        ("output.dir=r", "command line: output.dir: found 'r'; write --out DIR"),
-        ("output={dir: r}", "command line: output.dir: found 'r'; write --out DIR"),
+        ("output.dir=r", "command line: output.dir: found 'r'; use --out DIR"),
+        ("output={dir: r}", "command line: output.dir: found 'r'; use --out DIR"),
     ],
 )
 def test_nor_is_it_overridden(tmp_path, override, says):
@@ -250,9 +273,9 @@ def test_every_shipped_study_is_read_at_each_size(path):
 
 def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):
     path = write_study(tmp_path)
-    with pytest.raises(UserError, match="--size: found 'gpu'; write cpu or wide"):
+    with pytest.raises(UserError, match="--size: found 'gpu'; use cpu or wide"):
         read_study(path, size="gpu")
-    with pytest.raises(UserError, match="arms: found 'hapo'; write grpo, vote or bacr"):
+    with pytest.raises(UserError, match="arms: found 'hapo'; use grpo, vote or bacr"):
         read_study(path, overrides=["arms=[hapo]"])
 
 

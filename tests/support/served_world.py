@@ -98,7 +98,7 @@ class Served:
         extra = body["vllm_xargs"]
         if self.plugin:
             if not isinstance(extra["budget"], int) and extra["budget"] != "none":
-                return 400, {"error": {"message": f"budget: found {extra['budget']!r}; write"}}
+                return 400, {"error": {"message": f"budget: found {extra['budget']!r}; use"}}
             if extra.get("folder", "") != self.folder:
                 return 400, {"error": {"message": f"folder: found {extra.get('folder')!r}"}}
         if "response_from" not in extra:

@@ -47,7 +47,9 @@ def installed(monkeypatch):
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(UserError, match="needs verifiers; write pip install verifiers==0.4.0"):
+    with pytest.raises(
+        UserError, match="the package verifiers is not installed; run pip install verifiers==0.4.0"
+    ):
         load_questions("verifiers:gsm8k", DATA, 0, "train")
 
 
@@ -75,7 +77,10 @@ def test_tasks_are_split_by_their_text_and_say_where_they_stand(installed):
 )
 def test_what_can_not_be_scored_here_is_refused(installed, task, needs):
     installed([Task(0), task])
-    with pytest.raises(UserError, match=f"verifiers:doubles: its task 1 needs {needs}; write"):
+    with pytest.raises(
+        UserError,
+        match=f"verifiers:doubles: its task 1 needs {needs}; use",
+    ):
         load_questions("verifiers:doubles", DATA, 0, "train")
 
 

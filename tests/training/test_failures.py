@@ -20,7 +20,7 @@ def test_an_error_is_one_line_with_its_step_and_its_checkpoint(error):
     assert isinstance(error, failures.TrainingFailed)
     line = str(error)
     assert "\n" not in line
-    assert line.startswith("training: stopped after step 7, since ")
+    assert line.startswith("training: stopped after step 7, because ")
     assert "checkpoints/4" in line or "checkpoint 4" in line
 
 
@@ -37,5 +37,5 @@ def test_a_verifier_is_named_with_its_last_failure():
     error = failures.verifier_failed("mine.py:check", "of 3 steps in a row", "it fell", 7, FOLDER)
     assert isinstance(error, failures.VerifierFailed)
     line = str(error)
-    assert line.startswith("mine.py:check: gave no score to any of the answers of 3 steps in a row")
-    assert "(the last: it fell)" in line and "from checkpoint 7 in run/checkpoints" in line
+    assert line.startswith("mine.py:check gave no score to any of the answers of 3 steps in a row")
+    assert "(last error: it fell)" in line and "from checkpoint 7 in run/checkpoints" in line

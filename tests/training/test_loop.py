@@ -242,7 +242,7 @@ def test_a_signal_in_the_warm_up_keeps_its_steps(config, tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     err = stopped_in(process)
-    assert "the same command goes on" in err
+    assert "run the same command to continue" in err
     (kept,) = progress.iterdir()
     assert steps_saved(kept)[-1] > 0 and not (folder / "metrics.jsonl").exists()
 

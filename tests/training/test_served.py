@@ -205,7 +205,7 @@ def test_scores_are_those_of_the_learner_token_by_token(served_run):
 
 def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_path):
     run, _ = served_run
-    with pytest.raises(UserError, match="weights/run: is in use by process"):
+    with pytest.raises(UserError, match="weights/run is in use by process"):
         served.with_servers(run, tmp_path / "elsewhere" / "run", print)
 
 
@@ -224,7 +224,7 @@ def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_p
     async def in_a_notebook():
         served.with_servers(run, tmp_path / "run", print)
 
-    with pytest.raises(UserError, match="rollout.engine=vllm: .* write bacr train"):
+    with pytest.raises(UserError, match="rollout.engine=vllm: .* use the command bacr train"):
         asyncio.run(in_a_notebook())
 
 
@@ -244,7 +244,7 @@ def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
 def test_settings_that_contradict_each_other(tmp_path):
     for overrides, says in (
         (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
-        (["rollout.urls=[http://one:1]"], "is only read with rollout.engine=vllm"),
+        (["rollout.urls=[http://one:1]"], "has no effect without rollout.engine=vllm"),
         (
             ["rollout.async_steps=1", "loss.sequence_mask=0.1"],
             "the learner and this package's decoder take turns",

@@ -186,9 +186,9 @@ def test_a_mixture_teaches_the_sets_that_have_traces(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "more", "fragment"),
     [
-        (TABLE, (), "has no traces; write 0, or their column in data.trace_column"),
+        (TABLE, (), "has no traces; set it to 0, or set data.trace_column to their column"),
         (TABLE, ("data.trace_column=lang",), "no trace column 'lang', found the columns question"),
-        (TABLE[1:3], ("data.trace_column=long",), "has an answer and a trace \\(long\\); write 0"),
+        (TABLE[1:3], ("data.trace_column=long",), "has an answer and a trace \\(long\\); set it"),
     ],
 )  # fmt: skip
 def test_a_table_without_traces_is_refused(tmp_path, rows, more, fragment):
@@ -199,9 +199,9 @@ def test_a_table_without_traces_is_refused(tmp_path, rows, more, fragment):
 @pytest.mark.parametrize(
     ("settings", "fragment"),
     [
-        (("warmup.styles={step: 1}",), "has no style 'step'; write steps"),
+        (("warmup.styles={step: 1}",), "has no style 'step'; use steps"),
         (("warmup.batch_tokens=80", "data.train=gym:letter_counting", "data.num_groups=1"),
-         "warmup.batch_tokens: found 80; write"),
+         "warmup.batch_tokens: found 80, but"),
     ],
 )  # fmt: skip
 def test_lessons_that_can_not_be_given_are_refused(lessons_of, settings, fragment):

@@ -45,7 +45,7 @@ def test_a_verifier_that_fails_on_the_first_evaluation_stops_the_run(failing, tm
     mark.touch()
     assert main(["--config", str(config), *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"{tmp_path}/mine.py:check: gave no score to any of the answers of the first" in line
+    assert f"{tmp_path}/mine.py:check gave no score to any of the answers of the first" in line
     assert "ConnectionError: the judge is away (line 6)" in line
     folder = tmp_path / "run"
     assert (folder / "checkpoints" / "0").is_dir()
@@ -85,7 +85,7 @@ def test_check_tries_a_verifier_on_reference_answers(failing, capsys):
     mark.touch()
     assert main(command) == 2
     line = capsys.readouterr().err
-    assert "gave no score to any of 4 reference answers (the last: ConnectionError: the" in line
+    assert "gave no score to any of 4 reference answers (last error: ConnectionError: the" in line
 
 
 def moody(answer, times):
@@ -134,4 +134,7 @@ def test_a_judge_that_hangs_raises_or_says_nonsense_is_counted_and_training_goes
     verifier.write_text(JUDGE.read_text() + "\n# changed\n")
     more = [*command, *own, "train.steps=5", "--allow-change", "train.steps"]
     assert main(more) == 2
-    assert f"grader={verifier}:judge: the file is not what the run in" in capsys.readouterr().err
+    assert (
+        f"grader={verifier}:judge: the file is not the one that graded the run in"
+        in capsys.readouterr().err
+    )

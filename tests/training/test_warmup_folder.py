@@ -77,9 +77,9 @@ def test_runs_of_several_seeds_share_the_warm_up_of_warmup_seed(tmp_path):
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({"warmup.json": '{"fingerprint": "x"}'}, "holds a warm-up with other settings"),
-        ({"warmup.json": "OWN"}, "has lost its weights"),
-        ({"warmup.json": "["}, "warmup.json: is damaged"),
+        ({"warmup.json": '{"fingerprint": "x"}'}, "contains a warm-up with other settings"),
+        ({"warmup.json": "OWN"}, "has no weights any more;"),
+        ({"warmup.json": "["}, "warmup.json is damaged"),
         ({"warmup.json": "OWN", "weights/10/x": ""}, None),
         ({"progress/x": ""}, None),
     ],

@@ -57,7 +57,7 @@ def test_what_the_engine_may_not_do(world, name, monkeypatch):
     draft = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
     assert refusal(folder, speculative_config=draft).startswith("speculative decoding is not")
     how = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
-    assert refusal(folder, **how).startswith("pipeline parallelism is not supported; write --ten")
+    assert refusal(folder, **how).startswith("pipeline parallelism is not supported; pass --ten")
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     assert refusal(folder).startswith("budgets per request need vLLM's model runner V2; set VLLM_")
 

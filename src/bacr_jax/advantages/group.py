@@ -53,7 +53,7 @@ def advantage_scale(
         axes = tuple(range(1, advantages.ndim))
         spread = masked_std(advantages, all_entries, axes, keepdims=True)
         return jnp.maximum(spread, floor)
-    raise ValueError(f"mode: found {mode!r}; write batch_rms, group or none")
+    raise ValueError(f"mode: found {mode!r}; use batch_rms, group or none")
 
 
 @static_arguments("mode")
@@ -91,14 +91,14 @@ def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
     rank = rewards.ndim
     if not -rank <= axis < rank:
         raise ValueError(
-            f"rewards have shape {rewards.shape}, without the axis {axis} of the group; pass "
-            "rewards [Q, G] or [Q, G, M], or write axis="
+            f"rewards have shape {rewards.shape}, which has no axis {axis} for the group; pass "
+            "rewards of shape [Q, G] or [Q, G, M], or pass axis="
         )
     if rewards.shape[axis] < 2:
         raise ValueError(
-            f"rewards have shape {rewards.shape}, whose axis {axis} is a group of "
-            f"{rewards.shape[axis]}: its advantages are undefined; sample at least two traces of a "
-            "question, or write axis="
+            f"rewards have shape {rewards.shape}, so that a group on axis {axis} has size "
+            f"{rewards.shape[axis]} and its advantages are undefined; sample at least two traces "
+            "per question, or pass axis="
         )
 
 

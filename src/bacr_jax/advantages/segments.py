@@ -64,7 +64,7 @@ def thinking_credit(
         return jnp.broadcast_to(total, residual.shape)
     if mode == "segment":
         return weights * residual
-    raise ValueError(f"mode: found {mode!r}; write to_go, answer_literal, trajectory or segment")
+    raise ValueError(f"mode: found {mode!r}; use to_go, answer_literal, trajectory or segment")
 
 
 @static_arguments("mode")

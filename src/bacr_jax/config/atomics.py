@@ -65,8 +65,8 @@ def allow_fast_additions(
         return
     if gpus_in_use():
         print(
-            f"warning: {compiler} computes gradients of the embedding slowly, and this process has "
-            f"used its GPUs already; set {VARIABLE}='{FLAG}' before",
+            f"warning: {compiler} computes gradients of the embedding slowly, and this process "
+            f"has already used its GPUs; set {VARIABLE}='{FLAG}' before the start",
             file=sys.stderr,
         )
         return

@@ -26,14 +26,14 @@ PRESETS = {
 _LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def budget_problems(config: Config, tokens: str | None, choices: tuple[int, ...]) -> Iterator[str]:
+def budget_problems(config: Config, vocab: str | None, choices: tuple[int, ...]) -> Iterator[str]:
     """Yields an error message for each conflict between settings of budgets.
 
     The settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
 
     Args:
       config: the config to check.
-      tokens: name of the built-in tokenizer, or None.
+      vocab: name of the built-in tokenizer, or None.
       choices: budgets from which `budget.prior=choices` samples.
     """
     budget = config.budget
@@ -41,43 +41,44 @@ def budget_problems(config: Config, tokens: str | None, choices: tuple[int, ...]
     model = config.model
     if budget.min > budget.max:
         yield (
-            f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
+            f"budget.min={budget.min} is above budget.max={budget.max}; set it to at most "
+            f"{budget.max}"
         )
     if budget.prior == "choices":
         yield from _choices(budget, choices, config.eval.budgets)
     yield from level_problems(budget)
     if budget.shuffle_input and config.conditioning.budget_input == "none":
         yield (
-            "budget.shuffle_input=true: the policy has no budget as input; write "
+            "budget.shuffle_input=true: the policy does not get the budget as an input; set "
             "conditioning.budget_input=embedding, or budget.shuffle_input=false"
         )
     yield from _stages(budget)
-    if budget.grace and tokens:
+    if budget.grace and vocab:
         yield (
-            f"budget.grace={budget.grace}: tokens of {tokens} have no line break "
-            "at which thinking could end; write 0"
+            f"budget.grace={budget.grace}: tokens of {vocab} have no line "
+            "break at which thinking could end; set it to 0"
         )
     if cuts.count > budget.min:
         yield (
             f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
-            f"distinct cuts; write at most {budget.min}, or a larger budget.min"
+            f"distinct cuts; set it to at most {budget.min}, or increase budget.min"
         )
     if isinstance(cuts.weights, tuple):
         total = math.fsum(cuts.weights)
         if len(cuts.weights) != cuts.count:
             yield (
                 f"cuts.weights: found {len(cuts.weights)} weights for cuts.count={cuts.count}; "
-                "write one per cut"
+                "list one weight per cut"
             )
         elif abs(total - 1.0) > 1e-4:
-            yield f"cuts.weights: found weights that sum to {total:g}; write weights that sum to 1"
+            yield f"cuts.weights: the weights sum to {total:g}; use weights that sum to 1"
     budgets = config.eval.budgets
     if not budgets:
-        yield f"eval.budgets: found an empty list; write budgets such as [{budget.max}]"
+        yield f"eval.budgets: the list is empty; use budgets such as [{budget.max}]"
     elif list(budgets) != sorted(set(budgets)):
         yield (
-            f"eval.budgets: found {written(budgets)}; write every budget once, in rising order: "
-            f"{written(tuple(sorted(set(budgets))))}"
+            f"eval.budgets: found {written(budgets)}; list every budget once, in increasing "
+            f"order: {written(tuple(sorted(set(budgets))))}"
         )
     answers = config.rollout.answer_tokens
     longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
@@ -85,16 +86,16 @@ def budget_problems(config: Config, tokens: str | None, choices: tuple[int, ...]
     if longest > most_positions:
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
-            f"{answers} a row has {longest} tokens, but {model.preset} supports at most "
-            f"{most_positions}; write smaller budgets or fewer tokens"
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and "
+            f"rollout.answer_tokens={answers} a row has {longest} tokens, but {model.preset} "
+            f"supports at most {most_positions}; use smaller budgets or fewer tokens"
         )
     locations = config.curriculum.mu0
     groups = config.data.num_groups
     if isinstance(locations, tuple) and len(locations) != groups:
         yield (
-            f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; write "
-            "one number, or one per group"
+            f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; use one "
+            "number, or one per group"
         )
 
 
@@ -108,8 +109,8 @@ def level_problems(budget: BudgetConfig) -> Iterator[str]:
     for name in budget.levels:
         if not _LEVEL.fullmatch(name) or name == "none":
             yield (
-                f"budget.levels: found the name {name!r}; write a letter, then letters, digits, "
-                "- and _, and not none"
+                f"budget.levels: found the name {name!r}; use a letter followed by letters, "
+                "digits, - and _, and not none"
             )
 
 
@@ -119,9 +120,10 @@ def _stages(budget: BudgetConfig) -> Iterator[str]:
         limit = round(fraction * budget.max)
         if limit < budget.min:
             yield (
-                f"budget.stages={written(budget.stages)}: {written(fraction)} of budget.max="
-                f"{budget.max} is {limit} tokens, below budget.min={budget.min}; write fractions "
-                f"of at least {math.ceil(1e3 * budget.min / budget.max) / 1e3:g}"
+                f"budget.stages={written(budget.stages)}: {written(fraction)} of "
+                f"budget.max={budget.max} is {limit} tokens, which is below "
+                f"budget.min={budget.min}; use fractions of at least "
+                f"{math.ceil(1e3 * budget.min / budget.max) / 1e3:g}"
             )
             return
 
@@ -140,19 +142,19 @@ def _choices(
         return
     if not rising:
         yield (
-            "budget.choices: found an empty list, which means the eval.budgets between budget.min "
-            "and budget.max, but none lies between them; write "
-            f"budgets such as [{written(budget.min)}, {written(budget.max)}]"
+            "budget.choices: the list is empty, which means the eval.budgets between budget.min "
+            "and budget.max, but none lies between them; use budgets such as "
+            f"[{written(budget.min)}, {written(budget.max)}]"
         )
     elif within != rising:
         outside = next(b for b in rising if b not in within)
         yield (
             f"budget.choices: {outside} is not between budget.min={budget.min} and "
-            f"budget.max={budget.max}; write {written(within or (budget.min, budget.max))}, or "
-            "another range"
+            f"budget.max={budget.max}; use {written(within or (budget.min, budget.max))}, or "
+            "change the range"
         )
     elif choices != rising:
         yield (
-            f"budget.choices: found {written(choices)}; write every budget once, in rising "
+            f"budget.choices: found {written(choices)}; list every budget once, in increasing "
             f"order: {written(rising)}"
         )

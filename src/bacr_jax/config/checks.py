@@ -86,7 +86,7 @@ def _out_of_range(settings: Mapping[str, Key]) -> Iterator[str]:
         numbers = [item for item in _items(key.value) if isinstance(item, int | float)]
         outside = [number for number in numbers if not inside(number, key.bounds)]
         if outside:
-            yield f"{name}: found {written(outside[0])}; write {range_text(key.bounds)}"
+            yield f"{name}: found {written(outside[0])}; it must be {range_text(key.bounds)}"
 
 
 def _blank_texts(settings: Mapping[str, Key]) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _blank_texts(settings: Mapping[str, Key]) -> Iterator[str]:
     for name, key in settings.items():
         blank = any(isinstance(item, str) and not item.strip() for item in _items(key.value))
         if blank and name not in _TEXTS:
-            yield f"{name}: found blank text; write a name"
+            yield f"{name}: the text is blank; use a name"
 
 
 def _grader(grader: str | None, data: DataConfig) -> Iterator[str]:
@@ -103,11 +103,11 @@ def _grader(grader: str | None, data: DataConfig) -> Iterator[str]:
         yield from filter(None, [grader_problem(grader)])
     if data.answers == "verbatim" and grader is None:
         yield (
-            "data.answers=verbatim: the built-in rules compare parsed answers; write parsed, or "
-            "grader=FILE.py:function"
+            "data.answers=verbatim: the built-in rules compare parsed answers; set "
+            "data.answers=parsed, or grader=FILE.py:function"
         )
     if data.answers == "verbatim" and data.train == "ledger":
-        yield "data.answers=verbatim: the ledger makes its answers; write parsed"
+        yield "data.answers=verbatim: the ledger generates its answers; set data.answers=parsed"
 
 
 def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]:
@@ -115,8 +115,8 @@ def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]
     weights = reward.weights
     if weights and CORRECT not in weights:
         yield (
-            f"reward.weights: found {written(weights)}; write {{{CORRECT}: 1, FILE.py:function: "
-            f"0.2}}, because accuracy and pass rates come from {CORRECT}"
+            f"reward.weights: found {written(weights)}, but accuracy and pass rates are computed "
+            f"from {CORRECT}; use {{{CORRECT}: 1, FILE.py:function: 0.2}}"
         )
     for name in weights:
         problem = None if name == CORRECT else grader_problem(name, "reward.weights", CORRECT)
@@ -126,11 +126,11 @@ def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]
     repeated = [name for index, name in enumerate(names) if name in names[:index]]
     if repeated:
         yield (
-            f"reward.weights: two rewards have the name {repeated[0]!r}, and metrics are named "
-            "after them; write functions with different names"
+            f"reward.weights: two rewards have the name {repeated[0]!r}, but metrics are named "
+            "after them; use functions with different names"
         )
     if reward.normalize_each and not shares:
-        yield "reward.normalize_each=true: reward.weights has no second reward; write one, or false"
+        yield "reward.normalize_each=true: reward.weights has one reward; add one, or use false"
 
 
 def _words(conditioning: ConditioningConfig) -> Iterator[str]:
@@ -138,9 +138,8 @@ def _words(conditioning: ConditioningConfig) -> Iterator[str]:
     words = conditioning.prompt_text
     if words.count(BUDGET) != 1:
         yield (
-            f"conditioning.prompt_text: found {shown(words)}; write a sentence with {BUDGET} "
-            "once, such "
-            f"as {ConditioningConfig().prompt_text!r}"
+            f"conditioning.prompt_text: found {shown(words)}; use a sentence that contains "
+            f"{BUDGET} once, such as {ConditioningConfig().prompt_text!r}"
         )
 
 
@@ -154,15 +153,15 @@ def _prompt_date(data: DataConfig) -> Iterator[str]:
     except ValueError:
         is_date = False
     if not is_date:
-        yield f"data.prompt_date: found {shown(date)}; write a date such as '2026-11-28', or null"
+        yield f"data.prompt_date: found {shown(date)}; use a date such as '2026-11-28', or null"
 
 
 def _arithmetic(model: ModelConfig, rollout: RolloutConfig) -> Iterator[str]:
     """Yields an error message for each dtype that a kernel or another dtype setting excludes."""
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
-            f"model.product_dtype={model.product_dtype}: needs a model that computes in float32, "
-            f"found model.compute_dtype={model.compute_dtype}; write model.compute_dtype=float32, "
+            f"model.product_dtype={model.product_dtype} needs a model that computes in float32, "
+            f"found model.compute_dtype={model.compute_dtype}; set model.compute_dtype=float32, "
             "or model.product_dtype=null"
         )
     for key, attention in {
@@ -171,8 +170,9 @@ def _arithmetic(model: ModelConfig, rollout: RolloutConfig) -> Iterator[str]:
     }.items():
         if attention == "cudnn" and model.compute_dtype != "bfloat16":
             yield (
-                f"{key}=cudnn: needs 16-bit numbers, found model.compute_dtype="
-                f"{model.compute_dtype}; write bfloat16, or {key}=xla"
+                f"{key}=cudnn needs 16-bit numbers, found "
+                f"model.compute_dtype={model.compute_dtype}; set model.compute_dtype=bfloat16, or "
+                f"{key}=xla"
             )
 
 
@@ -181,7 +181,7 @@ def _model(model: ModelConfig, rollout: RolloutConfig, mesh: MeshConfig) -> Iter
     if model.preset not in (*PRESETS, "custom"):
         near = difflib.get_close_matches(model.preset.lower(), PRESETS, n=1, cutoff=0.4)
         yield (
-            f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
+            f"model.preset: found {model.preset!r}; use {near[0] if near else 'custom'} "
             f"(possible: custom, {', '.join(PRESETS)})"
         )
     yield from _arithmetic(model, rollout)
@@ -189,11 +189,12 @@ def _model(model: ModelConfig, rollout: RolloutConfig, mesh: MeshConfig) -> Iter
         yield from _custom_shape(model)
         if model.num_kv_heads % mesh.tensor:
             yield (
-                f"mesh.tensor={mesh.tensor}: must divide model.num_kv_heads={model.num_kv_heads}; "
-                f"write {math.gcd(mesh.tensor, model.num_kv_heads)}"
+                f"mesh.tensor={mesh.tensor} does not divide "
+                f"model.num_kv_heads={model.num_kv_heads}; set it to "
+                f"{math.gcd(mesh.tensor, model.num_kv_heads)}"
             )
     if mesh.fsdp == 0:
-        yield "mesh.fsdp: found 0; write a number of shards, or -1 for all remaining devices"
+        yield "mesh.fsdp: found 0; set it to a number of shards, or to -1 for all remaining devices"
 
 
 def _custom_shape(model: ModelConfig) -> Iterator[str]:
@@ -204,115 +205,111 @@ def _custom_shape(model: ModelConfig) -> Iterator[str]:
     if heads % kv_heads:
         divisors = [d for d in range(1, heads + 1) if heads % d == 0]
         yield (
-            f"model.num_kv_heads={kv_heads}: must divide model.num_heads={heads}; write one of "
+            f"model.num_kv_heads={kv_heads} does not divide model.num_heads={heads}; use one of "
             f"{', '.join(map(str, divisors))}"
         )
     if width % 2:
         yield (
-            f"model.hidden_size={width}: must be even, because the budget's sinusoids come in "
-            f"pairs; write {width + 1}"
+            f"model.hidden_size={width} is odd, but the budget's sinusoids come in pairs; set it "
+            f"to {width + 1}"
         )
     if model.head_dim is None and width % heads:
         yield (
-            f"model.hidden_size={width}: is not a multiple of model.num_heads={heads}; write "
+            f"model.hidden_size={width} is not a multiple of model.num_heads={heads}; set it to "
             f"{heads * max(round(width / heads), 1)}, or set model.head_dim"
         )
     elif (model.head_dim or width // heads) % 2:
         name = "model.hidden_size/model.num_heads" if model.head_dim is None else "model.head_dim"
         yield (
-            f"{name}={model.head_dim or width // heads}: must be even, because rotary positions "
-            "rotate pairs; write an even model.head_dim"
+            f"{name}={model.head_dim or width // heads} is odd, but rotary positions rotate "
+            "pairs; set model.head_dim to an even number"
         )
 
 
-def _sources(data: DataConfig, model: ModelConfig, tokens: str | None) -> Iterator[str]:
+def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message for each problem of the data sets and their tokenizer."""
     if not data.eval:
-        yield "data.eval: found an empty list; write at least one set, such as [ledger]"
+        yield "data.eval: the list is empty; use at least one set, such as [ledger]"
     trained = [name for _, name in mixture(data.train)]
     weights = [weight for weight, _ in mixture(data.train)]
     if not trained or not all(0 < weight < math.inf for weight in weights):
-        yield f"data.train: found {written(data.train)}; write sets with weights above 0"
+        yield f"data.train: found {written(data.train)}; use sets with weights above 0"
     if "ledger" in trained and data.train != "ledger":
-        yield "data.train: the ledger has its own tokens and can't be mixed; write only ledger"
+        yield "data.train: the ledger has its own tokens and can't be mixed; use only ledger"
     named = [("data.train", spec) for spec in trained] + [("data.eval", s) for s in data.eval]
     for key, spec in named:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
-            yield f"{key}: found {spec!r}; write ledger (it is generated, not read)"
+            yield f"{key}: found {spec!r}; use ledger, which is generated and has no path"
         # The ledger is generated rather than read, and the name of a Python file is already a path.
         needs_no_path = name == "ledger" or name.endswith(".py")
         if spec.strip() and not (needs_no_path or (name.strip() and path.strip())):
-            yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
+            yield f"{key}: found {spec!r}; use ledger, or NAME:PATH such as gsm8k:data/gsm8k"
     for kind, sets in {"question": named, "answer": named, "trace": named[: len(trained)]}.items():
         column = getattr(data, f"{kind}_column")
         if column is not None and not any(s.partition(":")[0] in TABLES for _, s in sets):
-            yield f"data.{kind}_column={written(column)}: no set is a table; leave it out"
+            yield f"data.{kind}_column={written(column)}: no set is a table; leave the key out"
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
-        yield f"data.eval: holds {repeated[0]!r} twice; write every set once"
+        yield f"data.eval contains {repeated[0]!r} twice; list every set once"
     procedural = data.train == "ledger"
     others = [spec for spec in data.eval if (spec == "ledger") != procedural]
     if others:
         yield (
-            f"data.eval: holds {others[0]!r}, but data.train is {written(data.train)}, and their "
-            "prompts and tokenizers differ; write "
+            f"data.eval contains {others[0]!r}, but data.train is {written(data.train)}, and "
+            "their prompts and tokenizers differ; use "
             + ("[ledger]" if procedural else "sets in natural language only")
         )
     setting_of = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
-    if tokens and (model.path or model.tokenizer):
+    if vocab and (model.path or model.tokenizer):
         key = "model.path" if model.path else "model.tokenizer"
-        yield f"{key}: {setting_of[tokens]} has its own small model and tokenizer; write null"
-    if not tokens and not (model.path or model.tokenizer):
+        yield f"{key}: {setting_of[vocab]} has its own small model and tokenizer; set it to null"
+    if not vocab and not (model.path or model.tokenizer):
         yield (
-            f"model.path: is null, but data.train={written(data.train)} needs a tokenizer; write a "
-            "Hugging Face folder (or model.tokenizer, with a random model; or data.prompt_format="
-            "characters for a small model of characters)"
+            f"model.path is null, but data.train={written(data.train)} needs a tokenizer; set it "
+            "to a Hugging Face folder (or set model.tokenizer, for a random model; or "
+            "data.prompt_format=characters, for a small model of characters)"
         )
 
 
-def _groups(
-    data: DataConfig, conditioning: ConditioningConfig, tokens: str | None
-) -> Iterator[str]:
+def _groups(data: DataConfig, conditioning: ConditioningConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message for each problem of the difficulty groups and their levels."""
     procedural = data.train == "ledger"
     if data.groups == "level" and data.num_groups > NUM_LEVELS:
         yield (
-            f"data.num_groups={data.num_groups}: data.groups=level makes groups from "
-            f"{NUM_LEVELS} levels; write 1 to {NUM_LEVELS}"
+            f"data.num_groups={data.num_groups}: data.groups=level makes groups from {NUM_LEVELS} "
+            f"levels; set it to 1 to {NUM_LEVELS}"
         )
     levels = data.ledger.train_levels
     if procedural and (not levels or len(set(levels)) < len(levels)):
-        yield f"data.ledger.train_levels: found {written(levels)}; write each level once"
+        yield f"data.ledger.train_levels: found {written(levels)}; list each level once"
     if procedural and data.groups != "level":
         yield (
-            f"data.groups={data.groups}: the ledger has levels, but no measured solve rates; write "
-            "level"
+            f"data.groups={data.groups}: the ledger has levels, but no measured solve rates; set "
+            "data.groups=level"
         )
     if not procedural and data.groups == "solve_rate" and data.labels is None:
         yield (
-            "data.labels: is null, but data.groups=solve_rate needs measured solve rates; write "
-            "the path of a label file"
+            "data.labels is null, but data.groups=solve_rate needs measured solve rates; set it "
+            "to the path of a label file"
         )
     if data.groups == "level" and data.labels is not None:
         yield (
-            f"data.labels={data.labels}: is not read with data.groups=level; write "
+            f"data.labels={data.labels} has no effect with data.groups=level; set "
             "data.groups=solve_rate, or data.labels=null"
         )
     if procedural and data.prompt_format != "auto":
-        yield f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
-    if tokens and conditioning.prompt_text != ConditioningConfig().prompt_text:
+        yield f"data.prompt_format={data.prompt_format}: the ledger has its own format; use auto"
+    if vocab and conditioning.prompt_text != ConditioningConfig().prompt_text:
         yield (
             "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out"
         )
 
 
-def _warmup_of_pretrained(
-    warmup: WarmupConfig, model: ModelConfig, tokens: str | None
-) -> Iterator[str]:
+def _scratch_defaults(warmup: WarmupConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message if defaults for a model from scratch warm up a pretrained model."""
     # A set with its own tokens has no pretrained model, which another check reports.
-    if not warmup.steps or not model.path or tokens:
+    if not warmup.steps or not model.path or vocab:
         return
     names = [
         name for name in _FROM_SCRATCH if getattr(warmup, name) == getattr(WarmupConfig(), name)
@@ -322,9 +319,9 @@ def _warmup_of_pretrained(
         others = " ".join(f"warmup.{name}={_FROM_SCRATCH[name]}" for name in names)
         plural = len(names) > 1
         yield (
-            f"{defaults}: {'are defaults' if plural else 'is a default'} for a small model made "
-            f"from scratch, not for model.path={model.path}; write {others}, or what suits "
-            "the model (accuracies of 0: a fixed number of steps)"
+            f"{defaults} {'are defaults' if plural else 'is a default'} for a small model made "
+            f"from scratch, not for model.path={model.path}; set {others}, or other values "
+            "that suit the model (with accuracies of 0, the number of steps is fixed)"
         )
 
 
@@ -333,25 +330,25 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
     procedural = data.train == "ledger"
     if warmup.steps and data.prompt_format == "boxed":
         yield (
-            "data.prompt_format=boxed: has no closing tag, which the warm-up needs; write "
-            "think_answer"
+            "data.prompt_format=boxed has no closing tag, which the warm-up needs; set "
+            "data.prompt_format=think_answer"
         )
     if procedural and warmup.styles:
         yield "warmup.styles: the ledger defines its styles itself; leave this key out"
     if not procedural and warmup.style is not None:
         yield (
-            f"warmup.style={warmup.style}: ends the ledger's warm-up, found data.train="
-            f"{written(data.train)}; write null"
+            f"warmup.style={warmup.style} ends the ledger's warm-up, but data.train is "
+            f"{written(data.train)}; set warmup.style=null"
         )
     if warmup.dir is not None and not warmup.steps:
         yield (
-            f"warmup.dir={warmup.dir}: is not read with warmup.steps=0; write the steps of that "
-            "warm-up, or warmup.dir=null"
+            f"warmup.dir={warmup.dir} has no effect with warmup.steps=0; set warmup.steps to the "
+            "steps of that warm-up, or warmup.dir=null"
         )
     if procedural and warmup.style is not None and data.ledger.variant != "tradeoff":
         yield (
             f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
-            "many styles to stop by one of them; write data.ledger.variant=tradeoff, or "
+            "many styles to stop by one of them; set data.ledger.variant=tradeoff, or "
             "warmup.style=null"
         )
     levels = data.ledger.train_levels
@@ -359,45 +356,46 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
     if procedural and warmup.steps and warmup.style is not None and needed:
         yield (
             f"data.ledger.train_levels={written(levels)}: warmup.style is measured on training "
-            f"problems of level {min(needed)}; add it, or write warmup.style=null"
+            f"problems of level {min(needed)}; add this level, or set warmup.style=null"
         )
     band = warmup.style_accuracy
     if len(band) != 2 or band[0] >= band[1]:
-        yield f"warmup.style_accuracy: found {written(band)}; write [low, high]"
+        yield f"warmup.style_accuracy: found {written(band)}; use [low, high]"
 
 
 def _batches(rollout: RolloutConfig, train: TrainConfig, budget: BudgetConfig) -> Iterator[str]:
     """Yields an error message for each problem of the batch and micro-batch sizes."""
     if rollout.questions % train.minibatches:
         yield (
-            f"train.minibatches={train.minibatches}: must divide rollout.questions="
-            f"{rollout.questions}; write {math.gcd(train.minibatches, rollout.questions)}, or "
-            "another number of questions"
+            f"train.minibatches={train.minibatches} does not divide "
+            f"rollout.questions={rollout.questions}; set it to "
+            f"{math.gcd(train.minibatches, rollout.questions)}, or change the number of questions"
         )
     elif train.micro_batch_rows is not None:
         rows = rollout.questions // train.minibatches * rollout.group_size
         if rows > train.micro_batch_rows and rows % train.micro_batch_rows:
             yield (
-                f"train.micro_batch_rows={train.micro_batch_rows}: must divide the {rows} rows of "
-                "an update (rollout.questions x rollout.group_size / train.minibatches); write "
-                f"{math.gcd(rows, train.micro_batch_rows)}"
+                f"train.micro_batch_rows={train.micro_batch_rows} does not divide the {rows} rows "
+                "of an update (rollout.questions x rollout.group_size / train.minibatches); set "
+                f"it to {math.gcd(rows, train.micro_batch_rows)}"
             )
     if train.micro_batch_rows is not None and train.micro_batch_tokens is not None:
         yield (
-            f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
-            f"{train.micro_batch_rows} splits the update too; write null for one of them"
+            f"train.micro_batch_tokens={train.micro_batch_tokens}: "
+            f"train.micro_batch_rows={train.micro_batch_rows} splits the update too; set one of "
+            "them to null"
         )
     # Assumes a prompt of one token, because the questions have not been read yet.
     shortest = 1 + budget.max + budget.grace + rollout.answer_tokens
     if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
         yield (
-            f"train.micro_batch_tokens={train.micro_batch_tokens}: a row with budget.max="
-            f"{budget.max} and rollout.answer_tokens={rollout.answer_tokens} may have "
-            f"{shortest} tokens and more; write more tokens than that, or null"
+            f"train.micro_batch_tokens={train.micro_batch_tokens}: a row with "
+            f"budget.max={budget.max} and rollout.answer_tokens={rollout.answer_tokens} "
+            f"may have {shortest} tokens and more; set a larger number, or null"
         )
     if train.padding_free and train.micro_batch_tokens is None:
         yield (
-            "train.padding_free=true: needs the number of tokens that a micro-batch holds; write "
+            "train.padding_free=true needs the number of tokens of a micro-batch; set "
             "train.micro_batch_tokens=2048 and train.micro_batch_rows=null"
         )
 
@@ -405,14 +403,14 @@ def _batches(rollout: RolloutConfig, train: TrainConfig, budget: BudgetConfig) -
 def _servers(rollout: RolloutConfig) -> Iterator[str]:
     """Yields an error message if the vLLM servers do not match `rollout.engine`."""
     if rollout.engine == "vllm" and not rollout.urls:
-        yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
+        yield "rollout.urls=[]: rollout.engine=vllm needs servers; set it to [http://HOST:PORT]"
     wrong = [url for url in rollout.urls if not is_address(url)]
     if wrong:
-        yield f"rollout.urls: found {shown(wrong[0])}; write addresses such as http://HOST:PORT"
+        yield f"rollout.urls: found {shown(wrong[0])}; use addresses such as http://HOST:PORT"
     if rollout.engine == "jax" and rollout.urls:
         yield (
-            f"rollout.urls={list(rollout.urls)}: is only read with rollout.engine=vllm; write "
-            "rollout.engine=vllm, or []"
+            f"rollout.urls={list(rollout.urls)} has no effect without rollout.engine=vllm; set "
+            "rollout.engine=vllm, or rollout.urls=[]"
         )
 
 
@@ -425,20 +423,19 @@ def _ahead(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iter
         if bound is not None:
             yield (
                 f"train.{name}={written(bound)}: with rollout.async_steps=1 the next batch is "
-                "sampled "
-                "before the update that it would undo; write null, or rollout.async_steps=0"
+                "sampled before the update that it would undo; set it to null, or "
+                "rollout.async_steps=0"
             )
     if rollout.engine == "jax":
         yield (
             "rollout.async_steps=1: the learner and this package's decoder take turns on the same "
-            "devices; write rollout.engine=vllm, or 0"
+            "devices; set rollout.engine=vllm, or rollout.async_steps=0"
         )
     corrections = (loss.importance_cap, loss.sequence_cap, loss.sequence_mask)
     if all(value is None for value in corrections):
         yield (
             "rollout.async_steps=1: the previous policy samples the traces, and nothing corrects "
-            "for "
-            "that; write loss.importance_cap=2, or loss.sequence_mask=0.01"
+            "for that; set loss.importance_cap=2, or loss.sequence_mask=0.01"
         )
 
 
@@ -448,33 +445,36 @@ def _loss(
     """Yields an error message for each conflict between settings of the loss."""
     if optimizer.single_rate and value.inner_steps:
         yield (
-            f"value.inner_steps={value.inner_steps}: are steps of only the head, but "
-            "optimizer.single_rate=true has one joint step for all parameters; write 0"
+            f"value.inner_steps={value.inner_steps}: these steps update only the head, but "
+            "optimizer.single_rate=true has one joint step for all parameters; set "
+            "value.inner_steps=0"
         )
     ratio_is_bounded = loss.importance_cap is not None or loss.dual_clip is not None
     if loss.old_logprobs == "sampler" and not ratio_is_bounded:
         yield (
             "loss.old_logprobs=sampler: sampler and learner differ, and nothing bounds the ratio "
-            "of a token with a negative advantage; write loss.importance_cap=2, or learner"
+            "of a token with a negative advantage; set loss.importance_cap=2, or "
+            "loss.old_logprobs=learner"
         )
     yield from _sequence_cap(loss)
     if distill.teacher is not None and distill.coef == 0.0:
         yield (
-            f"distill.teacher={shown(distill.teacher, quote=False)}: is not read with "
-            "distill.coef=0; write distill.coef=1, or distill.teacher=null"
+            f"distill.teacher={shown(distill.teacher, quote=False)} has no effect with "
+            "distill.coef=0; set distill.coef=1, or distill.teacher=null"
         )
     if loss.ratio != "sequence":
         return
     if loss.aggregate != "seq_mean_token_mean":
         yield (
             f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row has "
-            "the row's full loss, so that the sum would grow with the square of the length; write "
-            "seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
+            "the row's full loss, so that the sum would grow with the square of the length; set "
+            "loss.aggregate=seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
         )
     if loss.importance_cap is not None:
         yield (
-            f"loss.importance_cap={written(loss.importance_cap)}: weighs tokens, but loss.ratio="
-            "sequence has one weight a row; write null, or loss.ratio=token"
+            f"loss.importance_cap={written(loss.importance_cap)} weighs tokens, but "
+            "loss.ratio=sequence has one weight per row; set loss.importance_cap=null, or "
+            "loss.ratio=token"
         )
 
 
@@ -485,13 +485,13 @@ def _sequence_cap(loss: LossConfig) -> Iterator[str]:
     key = f"loss.sequence_cap={written(loss.sequence_cap)}"
     if loss.importance_cap is not None:
         yield (
-            f"{key}: weighs traces, but loss.importance_cap={written(loss.importance_cap)} weighs "
-            "their tokens too, so that a token would be weighted twice; write null for one of them"
+            f"{key} weighs traces, but loss.importance_cap={written(loss.importance_cap)} weighs "
+            "their tokens too, so that a token would be weighted twice; set one of them to null"
         )
     if loss.old_logprobs == "sampler":
         yield (
             f"{key}: with loss.old_logprobs=sampler the ratio of each token already contains the "
-            "sampler's probability; write loss.old_logprobs=scored, or loss.sequence_cap=null"
+            "sampler's probability; set loss.old_logprobs=scored, or loss.sequence_cap=null"
         )
 
 
@@ -510,14 +510,14 @@ def dense_problems(evaluation: EvalConfig, key: str = "eval.cut_every=") -> Iter
     if every is None:
         return
     if every >= largest:
-        advice = "write fewer" if largest > 1 else "leave it out, or write a larger budget"
+        advice = "use a smaller number" if largest > 1 else "leave it out, or use a larger budget"
         yield f"{key}{every}: there is no multiple below the largest budget {largest}; {advice}"
         return
     # There is a cut at every multiple of `every` below the largest budget, and one at the budget.
     cuts = -(-largest // every)
     if cuts > _MOST_CUTS:
         yield (
-            f"{key}{every}: makes {cuts} cuts of {largest} tokens; write "
+            f"{key}{every} makes {cuts} cuts of {largest} tokens; set it to "
             f"{-(-largest // _MOST_CUTS)} or more"
         )
 
@@ -538,7 +538,7 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     if out_of_range:
         return
     resolved = resolve(config)
-    tokens = resolved.task.own_tokens
+    vocab = resolved.task.builtin_vocab
     model = config.model
     data = config.data
     yield from _blank_texts(settings)
@@ -548,11 +548,11 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     yield from _prompt_date(data)
     yield from _model(model, config.rollout, config.mesh)
     yield from adapter_problems(config.adapter, model)
-    yield from _sources(data, model, tokens)
-    yield from _groups(data, config.conditioning, tokens)
-    yield from _warmup_of_pretrained(config.warmup, model, tokens)
+    yield from _sources(data, model, vocab)
+    yield from _groups(data, config.conditioning, vocab)
+    yield from _scratch_defaults(config.warmup, model, vocab)
     yield from _warmup(config.warmup, data)
-    yield from budget_problems(config, tokens, resolved.method.budget_choices)
+    yield from budget_problems(config, vocab, resolved.method.budget_choices)
     yield from _batches(config.rollout, config.train, config.budget)
     yield from _servers(config.rollout)
     yield from _ahead(config.rollout, config.loss, config.train)

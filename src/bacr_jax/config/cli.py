@@ -42,7 +42,7 @@ def checkpoint_step(text: str) -> int | str:
     number = whole_number(text, most=2**31 - 1)
     if number is None:
         raise argparse.ArgumentTypeError(
-            f"found {text!r}; write the number of a step, {BEST} or {NEWEST}"
+            f"expected the number of a step, {BEST} or {NEWEST}, but found {text!r}"
         )
     return number
 
@@ -54,7 +54,9 @@ def data_set(text: str) -> str:
       argparse.ArgumentTypeError: an environment variable or a user in the path does not exist.
     """
     if not text:
-        raise argparse.ArgumentTypeError("found nothing; write a set, or leave it out")
+        raise argparse.ArgumentTypeError(
+            "found an empty value; use the name of a set, or leave the option out"
+        )
     try:
         return set_name(text)
     except ValueError as error:
@@ -94,11 +96,11 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
         the selected kind of policy.
     """
     if (arguments.run is None) == (arguments.model is None):
-        raise UserError("command line: write --run DIR or --model HFDIR")
+        raise UserError("command line: no policy; pass --run DIR or --model HFDIR")
     if arguments.model is not None and arguments.step is not None:
-        raise UserError("--step: only a run has steps; leave it out")
+        raise UserError("--step: only a run has steps; leave the option out")
     if arguments.run is not None and arguments.download:
-        raise UserError("--download: a run contains its weights; leave it out")
+        raise UserError("--download: a run contains its weights; leave the option out")
 
 
 def whole_number(text: str, *, most: int) -> int | None:

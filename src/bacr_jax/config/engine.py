@@ -28,14 +28,14 @@ def engine_faults(a: argparse.Namespace) -> Iterator[str]:
     """Yields an error message for each invalid combination of --engine, --url and --model."""
     if a.engine == OURS:
         if a.url is not None:
-            yield f"--url: is only read with --engine {VLLM}; write --engine {VLLM}"
+            yield f"--url has no effect without --engine {VLLM}; pass --engine {VLLM} too"
         return
     if a.model is None:
         yield (
-            f"--engine {VLLM}: serves a Hugging Face folder; write --model FOLDER of the run's "
+            f"--engine {VLLM} serves a Hugging Face folder; pass --model FOLDER with the run's "
             "export (bacr export)"
         )
     if a.url is None:
-        yield f"--engine {VLLM}: needs the address of a server; write --url http://HOST:PORT"
+        yield f"--engine {VLLM} needs the address of a server; pass --url http://HOST:PORT"
     elif not is_address(a.url):
-        yield f"--url {a.url!r}: is not an address; write http://HOST:PORT"
+        yield f"--url {a.url!r} is not an address; use the form http://HOST:PORT"

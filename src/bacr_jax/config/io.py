@@ -143,7 +143,7 @@ def override_texts(overrides: Overrides) -> list[str]:
             texts.append(f"{name}={value_text(value)}")
         except yaml.representer.RepresenterError:
             raise UserError(
-                f"overrides: {name}: found a {type(value).__name__}; write a number, a text, a "
+                f"overrides: {name}: found a {type(value).__name__}; use a number, a string, a "
                 "list, a dict, True, False or None"
             ) from None
     return texts
@@ -336,7 +336,7 @@ def _keys_under(section: str, names: Sequence[str]) -> list[str]:
     if not chosen:
         sections = {name: key.is_section for name, key in schema().items()}
         near = nearest_key(section, sections)
-        raise UserError(f"command line: {section}: no such section or key; write {near}")
+        raise UserError(f"command line: {section}: there is no such section or key; use {near}")
     return chosen
 
 

@@ -16,14 +16,14 @@ from bacr_jax.errors import UserError
 
 
 def refusal(where: str, found: str, write: str) -> UserError:
-    """Returns a UserError with the message `{where}: {found}; write {write}`.
+    """Returns a UserError with the message `{where}: {found}; use {write}`.
 
     Args:
       where: location of the value, such as a file and a line.
       found: description of the invalid value.
       write: what the user should write instead.
     """
-    return UserError(f"{where}: {found}; write {write}")
+    return UserError(f"{where}: {found}; use {write}")
 
 
 def read_value(
@@ -67,11 +67,11 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
       UserError: if the key is unknown or a section, or if the value has the wrong type.
     """
     if name not in keys and name in RENAMED:
-        problem = "this key has another name now"
+        problem = "this key has been renamed"
         raise refusal(f"{entry.where}: {name}", problem, RENAMED[name].name)
     if name not in keys:
         near = nearest_key(name, {dotted: key.is_section for dotted, key in keys.items()})
-        raise refusal(f"{entry.where}: {shown(name, quote=False)}", "no such key", near)
+        raise refusal(f"{entry.where}: {shown(name, quote=False)}", "there is no such key", near)
     where = f"{entry.where}: {name}"
     if keys[name].is_section:
         inside = [dotted for dotted in keys if dotted.rpartition(".")[0] == name]
@@ -109,7 +109,7 @@ def read_dataclass(
     for key, value in parsed.items():
         if key not in fields:
             unknown_key = f"{where}.{shown(key, quote=False)}"
-            raise refusal(unknown_key, "no such key", f"one of {', '.join(fields)}")
+            raise refusal(unknown_key, "there is no such key", f"one of {', '.join(fields)}")
         if typing.get_origin(hints[key]) is Mapping:
             if not isinstance(value, Mapping):
                 problem = f"found {shown(value)}"

@@ -73,8 +73,8 @@ def _quoted(path: Path) -> str:
     text = str(path.absolute())
     if _UNQUOTABLE.search(text):
         raise UserError(
-            f"output.dir={ascii(str(path.parent))[1:-1]}: reproducible=true passes this path "
-            "to XLA, which can't read quotes or backslashes; write another folder"
+            f"output.dir={ascii(str(path.parent))[1:-1]}: reproducible=true passes this path to "
+            "XLA, which can't read quotes or backslashes; use another folder"
         )
     return f'"{text}"' if re.search(r"\s", text) else text
 
@@ -103,7 +103,7 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
     if flags and not flags.startswith("-"):
         raise UserError(
             f"{VARIABLE}: found the name of a file, {flags!r}, to which reproducible=true can't "
-            "add flags; write the flags themselves"
+            "add flags; set the variable to the flags themselves"
         )
     try:
         current = _parse_flags(flags)
@@ -113,7 +113,7 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
         if current.get(name, "true").lower() not in _TRUE:
             raise UserError(
                 f"{VARIABLE}: found --{name}={current[name]}, but reproducible=true needs true; "
-                "remove the flag, or write reproducible=false"
+                "remove the flag, or set reproducible=false"
             )
     wanted = {name: "true" for name in FIXED_ORDER if name not in current}
     if DUMP not in current and LOAD not in current:
@@ -148,8 +148,8 @@ def make_reproducible(
     current = _parse_flags(variables.get(VARIABLE, ""))
     if gpus_in_use() and not set(FIXED_ORDER) <= current.keys():
         raise UserError(
-            "reproducible=true: this process has used its GPUs already, and XLA reads its flags "
-            f"once; start a new process, or set {VARIABLE}='{flags}' before"
+            "reproducible=true: this process has already used its GPUs, and XLA reads its flags "
+            f"only once; start a new process, or set {VARIABLE}='{flags}' before the start"
         )
     variables[VARIABLE] = flags
 

@@ -34,7 +34,7 @@ def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
     return weighted_sets
 
 
-def own_tokens(data: DataConfig) -> str | None:
+def builtin_vocab(data: DataConfig) -> str | None:
     """Returns the name of the built-in tokenizer for the data: `ledger` or `characters`.
 
     Returns None if the tokenizer is loaded from a Hugging Face folder instead.
@@ -91,7 +91,7 @@ def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[i
             if levels:
                 level = f"a level ({', '.join(levels)})"
             raise UserError(
-                f"{option} {shown(text, quote=False)}: found {shown(word)}; write whole numbers "
+                f"{option} {shown(text, quote=False)}: found {shown(word)}; use whole numbers "
                 f"such as 512,1024, {NONE}, or {level}"
             )
         budgets.append(number)
@@ -169,13 +169,13 @@ def selection_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str
     if select == HOLDOUT:
         if evaluation.every is not None and not evaluation.holdout:
             yield (
-                f"eval.holdout=0: leaves eval.select={HOLDOUT} no question to select on; write 1 "
-                "or more, or a set of data.eval in eval.select"
+                f"eval.holdout=0 leaves eval.select={HOLDOUT} no question to select on; set it to "
+                "1 or more, or set eval.select to a set of data.eval"
             )
     elif len(named) != 1:
         count = "none" if not named else "several"
         yield (
-            f"eval.select: found {select!r}, which names {count} of data.eval; write {HOLDOUT}"
+            f"eval.select: found {select!r}, which names {count} of data.eval; use {HOLDOUT}"
             + "".join(f" or {spec}" for spec in data.eval)
         )
 
@@ -203,8 +203,8 @@ def samples_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str]:
         name = spec.partition(":")[0]
         if spec not in samples and name not in samples:
             yield (
-                f"eval.samples={written(samples)}: has no number for {spec}, a set of data.eval; "
-                f"write {name}: 4 too, or one number for all sets"
+                f"eval.samples={written(samples)} has no number for {spec}, a set of data.eval; "
+                f"add {name}: 4, or use one number for all sets"
             )
 
 
@@ -223,12 +223,13 @@ def adapter_problems(adapter: AdapterConfig, model: ModelConfig) -> Iterator[str
     """Yields an error message for each problem of the section `adapter` and `model.param_dtype`."""
     if adapter.rank is None:
         if adapter.path is not None:
-            yield "adapter.path: found a folder, but adapter.rank=null; write the adapters' rank"
+            yield "adapter.path is a folder, but adapter.rank is null; set it to the adapters' rank"
         if model.param_dtype == "bfloat16":
             yield (
                 "model.param_dtype=bfloat16: trained weights would lose most of their updates to "
-                "rounding; write float32, or adapter.rank=32 to train adapters on a frozen base"
+                "rounding; set it to float32, or set adapter.rank=32 to train adapters on a "
+                "frozen base"
             )
         return
     if not adapter.targets or len(set(adapter.targets)) < len(adapter.targets):
-        yield "adapter.targets: write each matrix once, such as [q, v]"
+        yield "adapter.targets: a matrix appears twice; list each matrix once, such as [q, v]"

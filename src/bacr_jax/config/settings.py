@@ -79,7 +79,7 @@ class TaskSettings:
       largest_budget: largest budget of training and evaluation, which must fit into prompts.
       holdout: number of training questions to hold out.
       needs_holdout: True if held-out questions select the best checkpoint.
-      own_tokens: name of the built-in tokenizer for the data, or None.
+      builtin_vocab: name of the built-in tokenizer for the data, or None.
       grader: settings of the graders.
     """
 
@@ -89,7 +89,7 @@ class TaskSettings:
     largest_budget: int
     holdout: int
     needs_holdout: bool
-    own_tokens: str | None
+    builtin_vocab: str | None
     grader: GraderSettings
 
 
@@ -258,7 +258,7 @@ def resolve(config: Config) -> Settings:
         largest_budget=max([config.budget.max, *config.eval.budgets]),
         holdout=config.eval.holdout,
         needs_holdout=config.eval.select == derived.HOLDOUT and config.eval.every is not None,
-        own_tokens=derived.own_tokens(config.data),
+        builtin_vocab=derived.builtin_vocab(config.data),
         grader=grader,
     )
     limits = ResponseLimits(

@@ -74,7 +74,7 @@ def check_overlays(paths: Sequence[str | Path]) -> None:
         return
     overlays = " ".join(f"--config {path}" for path in paths)
     raise UserError(
-        f"{overlays}: sets only the method and needs a config below it; write --config quickstart "
+        f"{overlays} sets only the method and needs a config before it; pass --config quickstart "
         f"{overlays}"
     )
 
@@ -112,8 +112,8 @@ def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
     if shipped_file is path or not local_files:
         return shipped_file
     raise UserError(
-        f"{text}: found the file {local_files[0]} here and a config of this name that ships with "
-        f"the package; write ./{local_files[0]} for the file, {shipped_file} for the config"
+        f"{text}: found the file {local_files[0]} here, and a config of this name that ships with "
+        f"the package; use ./{local_files[0]} for the file, or {shipped_file} for the config"
     )
 
 

@@ -123,14 +123,17 @@ def _instead_of(word: str, following: str, settings: Collection[str]) -> str | N
     if option is not None:
         needs_value = option.startswith("--config")
         instead = f"{option} {value or 'FILE'}" if needs_value else option
-        return f"command line: {word}: no such option; write {instead}"
+        return f"command line: {word}: there is no such option; use {instead}"
     key = name.replace("-", "_")
     if key in settings:
-        return f"command line: {word}: keys are written without dashes; write {_set(key, value)}"
+        return f"command line: {word}: config keys have no dashes; use {_set(key, value)}"
     other = synonym(key)
     if other is not None:
         instead = _set(other, value) if other in settings else other
-        return f"command line: {word}: no such option, and keys have no dashes; write {instead}"
+        return (
+            f"command line: {word}: there is no such option, and config keys have no dashes; use "
+            f"{instead}"
+        )
     return None
 
 

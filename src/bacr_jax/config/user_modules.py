@@ -28,7 +28,7 @@ def module_of_file(key: str, name: str) -> Any:
     path = Path(name)
     if not path.is_file():
         write = nearest(path, "the path of a Python file")
-        raise UserError(f"{key}: no file {name!r}; write {write}")
+        raise UserError(f"{key}: there is no file {name!r}; use {write}")
     module_name = f"bacr_{key.partition('.')[0]}_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     assert spec is not None and spec.loader is not None

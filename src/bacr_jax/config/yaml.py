@@ -131,10 +131,10 @@ def _document(text: str, source: str, prefix: str = "") -> Parsed:
         problem, line = _problem(error, text)
     if prefix:
         raise UserError(
-            f"{source}: {prefix[:-1]}: not valid YAML ({problem}); put the value in quotes"
+            f"{source}: {prefix[:-1]}: the YAML is not valid ({problem}); put the value in quotes"
         )
     where = f"{source}, line {line}" if line else source
-    raise UserError(f"{where}: not valid YAML ({problem}); write lines such as `seed: 0`")
+    raise UserError(f"{where}: the YAML is not valid ({problem}); use lines such as `seed: 0`")
 
 
 def _problem(error: Exception, text: str) -> tuple[str, int | None]:
@@ -160,18 +160,18 @@ def parse_file(path: Path) -> Parsed:
     try:
         content = files.read_file(path, most=LARGEST_FILE)
     except FileNotFoundError:
-        raise UserError(f"{source}: no such file; write {_nearest_file(path)}") from None
+        raise UserError(f"{source}: there is no such file; use {_nearest_file(path)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.EFBIG:
-            raise UserError(f"{source}: {reason}; write a YAML config") from None
-        raise UserError(f"{source}: can't be read ({reason}); write a YAML file") from None
+            raise UserError(f"{source}: {reason}; use a YAML config") from None
+        raise UserError(f"{source}: the file can't be read ({reason}); use a YAML file") from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"{source}, line {line}: byte {content[error.start]:#04x} is not UTF-8; write the file "
+            f"{source}, line {line}: byte {content[error.start]:#04x} is not UTF-8; save the file "
             "as UTF-8 text"
         ) from None
     parsed = _document(text, source)
@@ -179,8 +179,8 @@ def parse_file(path: Path) -> Parsed:
         if _is_null(parsed.node):
             return Parsed(None, parsed.loader, source)
         raise UserError(
-            f"{parsed.where(parsed.node)}: found {_text(parsed, parsed.node)}, not keys; write "
-            "lines such as `seed: 0`"
+            f"{parsed.where(parsed.node)}: found {_text(parsed, parsed.node)} instead of keys; "
+            "use lines such as `seed: 0`"
         )
     return parsed
 
@@ -203,7 +203,7 @@ def parse_override(override: str) -> Parsed:
     """Parses a command-line override of the form `a.b=value`, with the value in YAML."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
-        raise UserError(f"command line: found {shown(override)}; write key=value, such as seed=1")
+        raise UserError(f"command line: found {shown(override)}; use key=value, such as seed=1")
     return _document(value, "command line", f"{key.strip()}.")
 
 
@@ -231,11 +231,11 @@ def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
     except _Repeated as repeated:
         where = parsed.where(repeated.node)
         word = shown(str(repeated.node.value))
-        raise UserError(f"{where}{name}: found {word} twice; write it once") from None
+        raise UserError(f"{where}{name}: found {word} twice; keep only one of them") from None
     # PyYAML does not wrap the exceptions of its conversions. They occur for a tag that does not
     # match the text (`!!int x`), an invalid date, or a number with thousands of digits.
     except Exception:
-        line = f"{where}{name}: not a YAML value; put it in quotes, or write another"
+        line = f"{where}{name}: this is not a YAML value; put it in quotes, or use another value"
         raise UserError(line) from None
 
 
@@ -302,12 +302,12 @@ def _under(
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
             if not name:
                 bad_key = "an empty key" if name == "" else "a list or mapping as a key"
-                raise UserError(f"{where}: found {bad_key}; write a name")
+                raise UserError(f"{where}: found {bad_key}; use a name")
             dotted = f"{key}.{name}" if key else name
             if dotted in first_lines:
                 first = _location(parsed, first_lines[dotted]).rpartition(", ")[2]
                 name = shown(dotted, quote=False)
-                raise UserError(f"{where}: {name}: already set in {first}; write it once")
+                raise UserError(f"{where}: {name} is already set in {first}; keep only one of them")
             first_lines[dotted] = key_line
             yield from _under(parsed, dotted, child, key_line, sections, first_lines)
     elif parsed.prefix or not (inside and _is_null(node)):

@@ -236,8 +236,8 @@ class Session:
         if len(dropped):
             raise UserError(
                 f"question {dropped[0]}: its prompt has more than "
-                f"data.max_prompt_tokens={max_tokens} tokens; write a shorter question or a larger "
-                "number"
+                f"data.max_prompt_tokens={max_tokens} tokens; use a shorter question or a larger "
+                "limit"
             )
         if words:
             index = np.tile(np.arange(len(questions)), len(budgets))
@@ -269,7 +269,7 @@ class Session:
             names = ",".join("none" if budget is None else str(budget) for budget in budgets)
             raise UserError(
                 f"--budget {names}: the model's {positions} positions leave {free} for thinking; "
-                "write a smaller budget" + (", or budget.cap" if None in budgets else "")
+                "use a smaller budget" + (", or budget.cap" if None in budgets else "")
             )
         return largest
 
@@ -330,7 +330,7 @@ class Session:
         """
         if len(questions) != len(responses):
             raise UserError(
-                f"logprobs: found {len(questions)} questions and {len(responses)} responses; write "
+                f"logprobs: found {len(questions)} questions and {len(responses)} responses; pass "
                 "one response per question"
             )
         prompts = self.prompts(questions, [budget])
@@ -342,8 +342,8 @@ class Session:
         if ends.max() > positions:
             row = int(ends.argmax())
             raise UserError(
-                f"response {row}: with its prompt it has {ends[row]} tokens, and the model "
-                f"{positions} positions; write a shorter one"
+                f"response {row}: together with its prompt it has {ends[row]} tokens, but the "
+                f"model has {positions} positions; use a shorter response"
             )
         tokens = np.zeros((len(responses), rounded_up(int(ends.max()))), np.int32)
         for row, ids in enumerate(responses_ids):
@@ -397,12 +397,12 @@ class Session:
         else:
             ids = [int(token) for token in response]
         if not ids:
-            raise UserError(f"response {row}: found no token; write a text or ids")
+            raise UserError(f"response {row}: found no token; use a text or token ids")
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise UserError(
-                    f"response {row}: found the token {token}, but the model has "
-                    f"{self.vocab_size} ids; write ids of the model's tokenizer"
+                    f"response {row}: found the token id {token}, but the model has "
+                    f"{self.vocab_size} ids; use ids of the model's tokenizer"
                 )
         return ids
 

@@ -52,8 +52,9 @@ def check_comparable(
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
         raise UserError(
-            f"{option} {where}: was graded by {_grader_name(other_grader)}, and this one by "
-            f"{_grader_name(grader)}, or by another version of the file; grade both alike"
+            f"{option} {where} was graded by {_grader_name(other_grader)}, but this evaluation by "
+            f"{_grader_name(grader)}, or by another version of the file; grade both with the same "
+            "grader"
         )
     _check_sets(mine, theirs["sets"], f"{option} {where}")
     other_cells = theirs["decoding"]["cells"]
@@ -62,8 +63,8 @@ def check_comparable(
             return
     cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
     raise UserError(
-        f"{option} {where}: has no decoding and budget in common with this one (found "
-        f"{cells}); evaluate both with the same --budgets and --samples"
+        f"{option} {where} has no decoding and budget in common with this evaluation (found "
+        f"{cells}); run both with the same --budgets and --samples"
     )
 
 
@@ -82,15 +83,15 @@ def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) 
     common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
-            f"{where}: has the sets {', '.join(theirs)}, not "
-            f"{', '.join(mine)}; evaluate both on the same --data"
+            f"{where} has the sets {', '.join(theirs)}, not {', '.join(mine)}; evaluate both on "
+            "the same --data"
         )
     for name in common:
         if mine[name]["questions"] != theirs[name].get("questions"):
             raise UserError(
-                f"{where}: has other problems of {name} "
-                f"({theirs[name]['problems']} there, {mine[name]['problems']} here); "
-                "evaluate both with the same --data, --split, --size and --seed"
+                f"{where} has other problems of {name} ({theirs[name]['problems']} there, "
+                f"{mine[name]['problems']} here); run both with the same --data, --split, --size "
+                "and --seed"
             )
 
 
@@ -142,7 +143,7 @@ def _pairs(
         if setting.cut is not None or theirs is None:
             continue
         if mine.ids != theirs.ids:
-            raise UserError(f"{name}: the two evaluations are of other problems")
+            raise UserError(f"{name}: the two evaluations have different problems")
         pairs.setdefault(setting.mode, {})[setting.budget] = (mine, theirs)
     return pairs
 

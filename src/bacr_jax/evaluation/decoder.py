@@ -201,12 +201,13 @@ def open_decoder(
     params = saved.params()
     conditioned = policy.learner.conditioning is not None
     if conditioned and "budget" not in params:
-        raise UserError(f"{saved.folder}: its policy has no budget module; copy it again")
+        raise UserError(f"{saved.folder}: its policy has no budget module; copy the folder again")
     shape = policy.learner.model
     if params["embed"].shape != (shape.vocab_size, shape.hidden_size):
         raise UserError(
             f"{saved.folder}: its embedding has shape {params['embed'].shape}, but its config "
-            f"specifies {(shape.vocab_size, shape.hidden_size)}; write model.path=FOLDER"
+            f"specifies {(shape.vocab_size, shape.hidden_size)}; set model.path to the model's "
+            "folder"
         )
     module = {"budget": params["budget"]} if conditioned else {}
     adapter = {name: params[name] for name in _ADAPTER_NAMES if name in params}
@@ -276,7 +277,7 @@ def check_grace(grace: int, tokenizer: Any) -> None:
     if grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
             f"budget.grace={grace}: the tokenizer has no line break at which "
-            "thinking could end; write 0"
+            "thinking could end; set it to 0"
         )
 
 

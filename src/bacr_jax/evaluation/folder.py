@@ -201,10 +201,10 @@ def _read_sample(line: bytes, key: SampleKey | None, where: str) -> Sample:
             if not isinstance(getattr(sample, name), field_type):
                 raise TypeError
     except (ValueError, TypeError):
-        raise UserError(f"{where}: is not a sample; write another --out") from None
+        raise UserError(f"{where}: this is not a sample; use another --out") from None
     if key is not None and sample.key != key:
         raise UserError(
-            f"{where}: found the sample {sample.key}, expected {key}; write another --out"
+            f"{where}: found the sample {sample.key}, expected {key}; use another --out"
         )
     return sample
 
@@ -265,8 +265,8 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
         if other_step not in (None, present.get("policy.step")):
             advice = f"--step {other_step}, or {advice}"
         raise UserError(
-            f"{where}: holds another evaluation, which differs in "
-            f"{first_of(differences, _MAX_LISTED)}; write {advice}"
+            f"{where} contains another evaluation, which differs in "
+            f"{first_of(differences, _MAX_LISTED)}; use {advice}"
         )
 
 
@@ -276,11 +276,11 @@ def read_settings(path: Path) -> dict[str, Any]:
         settings = files.read_json(path / SETTINGS)
     except (OSError, ValueError):
         raise UserError(
-            f"{path}: holds no evaluation; make one with bacr evaluate, or write "
-            "the folder of its --out"
+            f"{path} contains no evaluation; make one with bacr evaluate, or use the folder of "
+            "its --out"
         ) from None
     if not isinstance(settings, dict):
-        raise UserError(f"{path / SETTINGS}: is damaged; write another folder")
+        raise UserError(f"{path / SETTINGS} is damaged; use another folder")
     return settings
 
 
@@ -312,7 +312,7 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
             if "by_budget" not in results["sets"][name]:
                 raise ValueError
     except (AttributeError, KeyError, OSError, TypeError, ValueError):
-        raise UserError(f"{path / RESULTS}: is damaged; run its evaluation again") from None
+        raise UserError(f"{path / RESULTS} is damaged; run its evaluation again") from None
     return results
 
 
@@ -331,11 +331,11 @@ def read_samples(path: Path) -> SamplesBySet:
     settings = read_settings(path)
     files = (path / RESULTS, path / SAMPLES)
     if not all(file.exists() for file in files):
-        raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
+        raise UserError(f"{path} contains an unfinished evaluation; run its command again first")
     try:
         expected_counts = _expected_counts(settings)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path / SETTINGS}: is damaged; write another folder") from None
+        raise UserError(f"{path / SETTINGS} is damaged; use another folder") from None
     samples_path = path / SAMPLES
     by_key: dict[tuple[Any, ...], list[Sample]] = {key: [] for key in expected_counts}
     with samples_path.open("rb") as file:
@@ -348,7 +348,7 @@ def read_samples(path: Path) -> SamplesBySet:
         expected = expected_counts.get(key, 0)
         if len(samples) != expected:
             raise UserError(
-                f"{samples_path}: holds {len(samples)} answers of {name}, {mode}, budget "
+                f"{samples_path} contains {len(samples)} answers of {name}, {mode}, budget "
                 f"{budget}, not {expected}; run its command again first"
             )
         sample_numbers = {sample.sample for sample in samples}
@@ -419,8 +419,8 @@ def find_evaluation(folder: Path, settings_name: str = "") -> Path:
     evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
     if not evaluations:
         raise UserError(
-            f"--compare {folder}: holds no evaluation; run bacr evaluate for it "
-            "first, with the same sets and budgets"
+            f"--compare {folder} contains no evaluation; run bacr evaluate for it first, with the "
+            "same sets and budgets"
         )
     step = _best_step(folder)
     if step is None:
@@ -430,8 +430,8 @@ def find_evaluation(folder: Path, settings_name: str = "") -> Path:
         if (evaluation / SETTINGS).is_file():
             return evaluation
     raise UserError(
-        f"--compare {folder}: step {step} is its best and was not evaluated; run bacr "
-        f"evaluate for it first, or write {evaluations[-1].parent}"
+        f"--compare {folder}: step {step} is its best step and was not evaluated; run bacr "
+        f"evaluate for it first, or use {evaluations[-1].parent}"
     )
 
 

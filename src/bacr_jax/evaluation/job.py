@@ -263,8 +263,8 @@ def _smaller_settings(evaluation: EvalConfig, self_consistency: int | None) -> l
     if least < self_consistency:
         advice = f"at most {least}, or larger budgets" if least > 1 else "larger budgets"
         raise UserError(
-            f"--self-consistency {self_consistency}: leaves no token for each sample at budget "
-            f"{least}; write {advice}"
+            f"--self-consistency {self_consistency} leaves no token for each sample at budget "
+            f"{least}; use {advice}"
         )
     needed = {budget // self_consistency for budget in budgets} - set(budgets)
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]

@@ -59,7 +59,7 @@ def check_labels(sets: Sequence[str], evaluation: EvalConfig, labels: Path | Non
         return
     if len(sets) > 1 or len(evaluated_budgets(evaluation)) > 1:
         raise UserError(
-            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
+            f"--label-difficulty {labels} takes one set and one budget; pass one --data and one "
             "number in --budgets"
         )
 
@@ -81,11 +81,13 @@ def check_swap(budget_input: str, evaluation: EvalConfig, style: PromptFormat) -
         )
     if style.budget_close and evaluation.budget_tag == "declared":
         raise UserError(
-            "--swap: the policy chooses its budget (eval.budget_tag=declared); write "
+            "--swap: the policy chooses its budget (eval.budget_tag=declared); set "
             "eval.budget_tag=given"
         )
     if len(swap_budgets(evaluation.budgets)) < 2:
-        raise UserError("--swap: needs at least two budgets above 0; write --budgets 512,1024")
+        raise UserError(
+            "--swap needs at least two budgets above 0; pass for example --budgets 512,1024"
+        )
 
 
 def positions_of_model(model: ModelConfig, limits: EvaluationLimits, tokenizer: Any) -> int:
@@ -95,7 +97,8 @@ def positions_of_model(model: ModelConfig, limits: EvaluationLimits, tokenizer: 
     largest = limits.largest + limits.budget.grace
     if largest >= positions:
         raise UserError(
-            f"{_largest_option(limits)}: the model has {positions} positions; write fewer"
+            f"{_largest_option(limits)}: the model has only {positions} positions; use a smaller "
+            "number"
         )
     return positions
 
@@ -115,7 +118,7 @@ def check_length(
         prompt = questions.longest + declared
         free = positions - prompt - answers - limits.budget.grace
         if largest > free:
-            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+            advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
             raise UserError(
                 f"{_largest_option(limits)}: with prompts of {prompt} tokens in {name} and answers "
                 f"of {answers} the model's {positions} positions are too few; {advice}"
@@ -186,6 +189,6 @@ def check_free(
     )
     if settings["decoding"].get("swap"):
         raise UserError(
-            f"--free {path}: was evaluated with --swap; evaluate the policy before training with "
-            "--every 16, or without"
+            f"--free {path} was evaluated with --swap; evaluate the policy before training with "
+            "--every 16, or without --every"
         )

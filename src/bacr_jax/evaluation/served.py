@@ -23,7 +23,7 @@ from bacr_jax.model.hf.hf_config import read_thinking
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout import Rollout
-from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, without_tag
+from bacr_jax.rollout.served import AnsweredRow, AskedRow, RemoteSampling, ask, without_tag
 from bacr_jax.runs.saved_policy import SavedPolicy, weights_fingerprint
 
 _OTHER_FORMAT = (
@@ -32,7 +32,7 @@ _OTHER_FORMAT = (
 )
 
 
-def _sample_with(server: Server, asking: Asking) -> Callable[..., Rollout]:
+def _sample_with(server: Server, asking: RemoteSampling) -> Callable[..., Rollout]:
     """Returns a replacement for `rollout.generate` that samples on a server.
 
     The answers of the server are reproducible, but differ from the answers of this package's
@@ -65,8 +65,8 @@ def check_served(saved: SavedPolicy) -> None:
     check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
-            f"--engine vllm: {saved.folder} does not describe how its thinking ends; write a "
-            "folder of bacr export"
+            f"--engine vllm: {saved.folder} does not describe how its thinking ends; use a folder "
+            "that bacr export made"
         )
     if saved.style is None:
         raise UserError(_OTHER_FORMAT.format(saved.folder))
@@ -108,13 +108,14 @@ def open_served(
     needed = environment.longest_prompt + len(budget_tag) + rules.longest(largest)
     if needed > server.length:
         raise UserError(
-            f"--engine vllm: the server's rows have {server.length} tokens and {needed} are "
-            f"needed; start it with --max-model-len {needed}, or write smaller --budgets"
+            f"--engine vllm: a row needs {needed} tokens, but the server's rows have "
+            f"{server.length}; start the server with --max-model-len {needed}, or use smaller "
+            "--budgets"
         )
     policy = policy_of(resolve(config), environment.vocab_size, 1)
     no_params = cast(Any, None)
     spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
-    asking = Asking(rules, without_tag(environment))
+    asking = RemoteSampling(rules, without_tag(environment))
     yield Decoder(no_params, spec, None, rules.cap, _sample_with(server, asking))
 
 

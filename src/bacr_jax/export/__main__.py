@@ -22,7 +22,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="bacr export",
         description=DESCRIPTION,
-        advice="write bacr export --run DIR --out HFDIR",
+        advice="run bacr export --run DIR --out HFDIR",
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")

@@ -42,8 +42,9 @@ def check_files(folder):
                 digest.update(chunk)
         if digest.hexdigest() != expected_digest and not name.endswith(".md"):
             raise ValueError(
-                f"{Path(folder) / name}: is not what was written, as manifest.json says; copy the "
-                "folder again, or remove manifest.json if you changed the file yourself"
+                f"{Path(folder) / name} is not the file that was written, according to "
+                "manifest.json; copy the folder again, or remove manifest.json if you changed the "
+                "file yourself"
             )
 
 
@@ -58,7 +59,8 @@ def _read_budget(budget, levels):
     if not is_integer or not 0 <= budget <= LARGEST:
         names = f", or a level ({', '.join(levels)})" if levels else ""
         raise ValueError(
-            f"budget: found {budget!r}; write a whole number from 0 to {LARGEST}, None{names}"
+            f"budget: expected a whole number from 0 to {LARGEST}, None{names}, but found "
+            f"{budget!r}"
         )
     return int(budget)
 
@@ -83,7 +85,8 @@ def read_budgets(budget, rows, levels=None):
         return [_read_budget(budget, levels)] * rows
     if len(budget) != rows:
         raise ValueError(
-            f"budget: found {len(budget)} for a batch of {rows}; write one number, or one per row"
+            f"budget: found {len(budget)} budgets for a batch of {rows}; pass one number, or one "
+            "per row"
         )
     return [_read_budget(row_budget, levels) for row_budget in budget]
 
@@ -260,7 +263,10 @@ class Loop:
         config = generation_config
         mode = config.get_generation_mode()
         if mode not in ("greedy_search", "sample"):
-            raise ValueError(f"budget: needs greedy or sampled decoding, found {mode.value}")
+            raise ValueError(
+                "budget: only greedy or sampled decoding can be used with a budget, found "
+                f"{mode.value}"
+            )
         # Number of sequences per prompt.
         copies = input_ids.shape[0] // len(self.limits)
         limits = torch.tensor(self.limits, device=input_ids.device).repeat_interleave(copies)
@@ -350,8 +356,8 @@ def _limits(budgets, thinking, config, prompt_length):
         budget = budgets[limits.index(largest)]
         name = "None" if budget == NONE else budget
         raise ValueError(
-            f"budget: found {name}, which thinks up to {largest} tokens; the model's "
-            f"{positions} positions leave {free}; write a smaller number"
+            f"budget: found {name}, which allows up to {largest} thinking tokens, but the model's "
+            f"{positions} positions leave {free}; use a smaller budget"
         )
     return limits
 
@@ -411,15 +417,17 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         model.files_checked = True
     thinking = getattr(model.config, "thinking", None)
     if thinking is None:
-        raise ValueError("config.json: found no section thinking; export the folder again")
+        raise ValueError("config.json: the section thinking is missing; export the folder again")
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:
-        raise ValueError("input_ids: found none; write the tokens of a prompt")
+        raise ValueError("input_ids: found none; pass the tokens of a prompt")
     mask = others.get("attention_mask")
     if mask is not None and not bool(mask[:, -1].all()):
-        raise ValueError("attention_mask: found padding on the right; write padding_side='left'")
+        raise ValueError(
+            "attention_mask: found padding on the right; set padding_side='left' in the tokenizer"
+        )
     if others.get("assistant_model") is not None:
-        raise ValueError("assistant_model: can't be used with budgets; leave it out")
+        raise ValueError("assistant_model can't be used with budgets; leave it out")
     budgets = read_budgets(budget, len(ids), getattr(model.config, "budget_levels", None))
     longest = ids.shape[1] if mask is None else int(mask.sum(-1).max())
     limits = _limits(budgets, thinking, model.config, longest)

@@ -48,8 +48,8 @@ def _shape(model: ModelConfig, base: Path | None, params: Params) -> Qwen2Config
         if actual != expected:
             raise UserError(
                 f"checkpoint: {'/'.join(entry.path)} has shape {actual}, but "
-                f"{base or 'config.yaml'} specifies {expected}; write the --base it was trained "
-                "from"
+                f"{base or 'config.yaml'} specifies {expected}; pass the --base that the run "
+                "started from"
             )
     return shape
 
@@ -91,18 +91,20 @@ def export(
     if merge_budget_prompt and config.conditioning.budget_input != "prompt":
         raise UserError(
             "--merge-budget-prompt: the run's policy has "
-            f"conditioning.budget_input={config.conditioning.budget_input}"
-            ", which a chat template can't do; leave it out"
+            f"conditioning.budget_input={config.conditioning.budget_input}, but a chat template "
+            "can only contain a budget as text; leave the option out"
         )
     if adapter == "peft" and config.adapter.rank is None:
-        raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
+        raise UserError(
+            "--adapter peft: the run trained all weights, not adapters; leave the option out"
+        )
     chosen = choose_step(run, step)
     params = read_params(run, chosen.step, base=base)
     if base is None and config.model.path is not None:
         base = Path(config.model.path)
     if base is not None and not (base / "config.json").is_file():
         raise UserError(
-            f"{base}: holds no config.json; write --base with the folder the run started from"
+            f"{base} contains no config.json; pass --base with the folder that the run started from"
         )
     if adapter == "peft":
         # After a warm-up, the base of the adapters is the warm-up's weights, which must be
@@ -210,7 +212,7 @@ def write_params(
         thinking=describe(resolve(config).limits, tokenizer, style, shape.vocab_size),
         chat_template=chat_template(tokenizer, style, exported.words, levels),
         generation=generation,
-        card=model_card(exported),
+        readme=model_card(exported),
         enforces_budget=not exported.merged,
     )
     return policy_folder.save_policy(

@@ -166,7 +166,9 @@ class BudgetModel:
         if budget_embedding is None:
             return super().forward(input_ids, attention_mask, **kwargs)
         if budget_mask is None and self.config.budget_module["positions"] == "response":
-            raise ValueError("this model is conditioned at response positions: give budget_mask")
+            raise ValueError(
+                "this model adds the budget embedding at response positions; pass budget_mask"
+            )
 
         def condition(x, layer):
             per_layer = budget_embedding.ndim == 3

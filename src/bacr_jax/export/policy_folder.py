@@ -52,7 +52,7 @@ class Explained:
       thinking: section `thinking` of config.json.
       chat_template: chat template of the policy's prompt.
       generation: content of generation_config.json.
-      card: text of README.md.
+      readme: text of README.md.
       enforces_budget: add the code that enforces budgets in transformers, also for a plain Qwen2
         model.
     """
@@ -60,7 +60,7 @@ class Explained:
     thinking: dict[str, Any]
     chat_template: str
     generation: dict[str, Any]
-    card: str
+    readme: str
     enforces_budget: bool = True
 
 
@@ -116,7 +116,7 @@ def save_policy(
     if source is not None:
         vocabulary.check_links(source, ("config.json", *vocabulary.GENERATION))
     if dtype not in STORED:
-        raise UserError(f"dtype: found {dtype!r}; write one of {', '.join(STORED)}")
+        raise UserError(f"dtype: found {dtype!r}; use one of {', '.join(STORED)}")
     stored_type = STORED[dtype]
     config_json = _config_json(config, stored_type, budget, source, tokenizer)
     if explained is not None:
@@ -151,7 +151,7 @@ def _write_descriptions(folder: Path, explained: Explained) -> None:
     vocabulary.write_chat_template(folder, explained.chat_template)
     generation = json.dumps(explained.generation, indent=2) + "\n"
     (folder / "generation_config.json").write_text(generation)
-    (folder / "README.md").write_text(explained.card, encoding="utf-8")
+    (folder / "README.md").write_text(explained.readme, encoding="utf-8")
     write_manifest(folder)
 
 

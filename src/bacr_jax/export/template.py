@@ -86,7 +86,7 @@ def chat_template(
         budget_tail = tail + _NUMBER + style.budget_close
     elif words:
         before, _, after = words.partition(BUDGET)
-        _, budget_tail = frame(tokenizer, style, said=before + _NUMBER + after)
+        _, budget_tail = frame(tokenizer, style, user_suffix=before + _NUMBER + after)
     question = f"{{{{- {literal(head)} ~ (text_of(messages[0]['content']) | trim) -}}}}\n"
     ending = f"{{{{- {literal(tail)} -}}}}"
     if budget_tail:
@@ -106,8 +106,8 @@ def chat_template(
     expected = render(tokenizer, style, *messages)
     if render(tokenizer, style, *messages, template=template) != expected:
         raise UserError(
-            "tokenizer: its chat template has another result inside another template; write the "
-            "folder of an Instruct model"
+            "tokenizer: its chat template gives a different result inside another template; use "
+            "the folder of an Instruct model"
         )
     return template
 

@@ -50,7 +50,7 @@ def response_logprobs(
         about -1e30.
       spec: static settings of the learner.
       of_scores: function that computes the result from the logits and the token ids. The default
-        computes log-probabilities (see `logprobs.of_tokens`).
+        computes log-probabilities (see `logprobs.map_logits`).
 
     Returns:
       Log-probabilities in nats. 0 outside the responses.
@@ -70,7 +70,7 @@ def response_logprobs(
     before = before.reshape(rows * (width - 1), -1)
     if spec.product_dtype is not None:
         before = before.astype(spec.product_dtype)
-    scores = logprobs.of_tokens(
+    scores = logprobs.map_logits(
         of_scores,
         before,
         qwen2.output_head(params),

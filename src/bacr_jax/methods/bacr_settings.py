@@ -68,8 +68,8 @@ def problems(config: MethodSettings) -> Iterator[str]:
     if config.loss.ratio == "sequence" and advantage.credit != "trajectory":
         yield (
             f"advantage.credit={advantage.credit}: loss.ratio=sequence weighs a response as a "
-            "whole and would add up the credit of its segments; write "
-            "advantage.credit=trajectory, or loss.ratio=token"
+            "whole and would add up the credit of its segments; set advantage.credit=trajectory, "
+            "or loss.ratio=token"
         )
     yield from _score_weighting_problems(config)
     yield from _optimal_token_problems(config)
@@ -79,24 +79,24 @@ def _score_weighting_problems(config: MethodSettings) -> Iterator[str]:
     advantage = config.advantage
     if advantage.score_weighted and advantage.credit not in ("to_go", "answer_literal"):
         yield (
-            "advantage.score_weighted=true: needs credit that starts at the segment, found "
-            f"advantage.credit={advantage.credit}; write to_go"
+            "advantage.score_weighted=true needs credit that starts at the segment, found "
+            f"advantage.credit={advantage.credit}; set advantage.credit=to_go"
         )
     if advantage.score_weighted and advantage.normalise == "group":
         yield (
-            "advantage.score_weighted=true: needs one scale for all questions, and "
-            "advantage.normalise=group gives each question its own; write "
+            "advantage.score_weighted=true needs one scale for all questions, but "
+            "advantage.normalise=group gives each question its own; set "
             "advantage.normalise=batch_rms"
         )
     if advantage.same_shift_for_batch and not advantage.score_weighted:
         yield (
-            "advantage.same_shift_for_batch=true: has no effect without "
+            "advantage.same_shift_for_batch=true has no effect without "
             "advantage.score_weighted=true"
         )
     has_running_moments = advantage.score_weighted or advantage.baseline == "constant"
     if advantage.score_by_budget and not has_running_moments:
         yield (
-            "advantage.score_by_budget=true: has no effect without advantage.score_weighted=true "
+            "advantage.score_by_budget=true has no effect without advantage.score_weighted=true "
             "or advantage.baseline=constant"
         )
 
@@ -108,12 +108,12 @@ def _optimal_token_problems(config: MethodSettings) -> Iterator[str]:
     if advantage.score_weighted:
         yield (
             "advantage.score_weighted=true: advantage.baseline=optimal_token already has one "
-            "number per token; write advantage.score_weighted=false"
+            "number per token; set advantage.score_weighted=false"
         )
     if advantage.credit not in ("to_go", "answer_literal"):
         yield (
-            f"advantage.credit={advantage.credit}: advantage.baseline=optimal_token weighs "
-            "what comes after each token; write to_go"
+            f"advantage.credit={advantage.credit}: advantage.baseline=optimal_token weighs what "
+            "comes after each token; set advantage.credit=to_go"
         )
 
 
@@ -128,9 +128,9 @@ def advice(config: MethodSettings) -> Iterator[str]:
     else:
         return
     yield (
-        f"advantage.score_weighted=true: advantages are not 0 on average, and with {key}="
-        f"{written(given_by(config, key))} sampler and learner differ, which then biases the "
-        "gradient; write loss.importance_cap=2"
+        "advantage.score_weighted=true: advantages are not 0 on average, and with "
+        f"{key}={written(given_by(config, key))} sampler and learner differ, which then biases "
+        "the gradient; set loss.importance_cap=2"
     )
 
 
@@ -155,9 +155,8 @@ def _steep_weights(config: MethodSettings) -> Iterator[str]:
     # Rounded down to three digits, so that the suggested value passes this check.
     largest = math.floor(1e3 * weights[j] / (weights[j + 1] - weights[j])) / 1e3
     yield (
-        f"cuts.weights={written(cuts.weights)}: with reward.coefficient="
-        f"{written(reward.coefficient)} a right answer at cut {j + 1} would be punished, "
-        f"since losing it pays for progress at cut {j + 2}; write reward.coefficient of at "
-        f"most {largest:g}, reward.dense=false, or flatter weights such as "
-        "[.12, .12, .16, .6]"
+        f"cuts.weights={written(cuts.weights)}: with "
+        f"reward.coefficient={written(reward.coefficient)} a right answer at cut {j + 1} would be "
+        f"punished, because losing it pays for progress at cut {j + 2}; set reward.coefficient to "
+        f"at most {largest:g}, reward.dense=false, or flatter weights such as [.12, .12, .16, .6]"
     )

@@ -69,7 +69,7 @@ def problems(config: MethodSettings) -> Iterator[str]:
     if not loss.clip_high > loss.clip_low:
         yield (
             f"loss.clip_high={written(loss.clip_high)}: method=dapo needs a value above "
-            f"loss.clip_low={written(loss.clip_low)}; write a larger value "
+            f"loss.clip_low={written(loss.clip_low)}; set a larger value "
             "(configs/methods/dapo.yaml has one)"
         )
 

@@ -77,7 +77,9 @@ def needs_a_group(config: MethodSettings, what: str) -> Iterator[str]:
       what: the setting that compares rollouts, as `KEY=VALUE`.
     """
     if config.rollout.group_size == 1:
-        yield f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or more"
+        yield (
+            f"rollout.group_size=1: {what} compares the rollouts of a question; set it to 2 or more"
+        )
 
 
 def problems(config: MethodSettings) -> Iterator[str]:
@@ -95,9 +97,8 @@ def budget_input_problems(config: MethodSettings) -> Iterator[str]:
     if config.conditioning.in_prompt:
         yield (
             f"conditioning.budget_input={config.conditioning.budget_input}: "
-            f"method={config.method} trains at one "
-            "budget, which is not in its prompt; write conditioning.budget_input=none, or "
-            "method=bacr"
+            f"method={config.method} trains at one budget, which is not in its prompt; set "
+            "conditioning.budget_input=none, or method=bacr"
         )
 
 

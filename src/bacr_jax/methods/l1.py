@@ -78,8 +78,8 @@ def problems(config: MethodSettings) -> Iterator[str]:
     if config.conditioning.budget_input != "prompt":
         yield (
             f"conditioning.budget_input={config.conditioning.budget_input}: "
-            f"method={config.method} has its budget "
-            "only in the prompt; write conditioning.budget_input=prompt"
+            f"method={config.method} reads its budget only in the prompt; set "
+            "conditioning.budget_input=prompt"
         )
 
 

@@ -38,8 +38,8 @@ def redefinitions(config: MethodSettings, published: Mapping[str, Published]) ->
             continue
         lines.append(
             f"{key}={written(value)}: method={config.method} is defined with "
-            f"{written(setting.value)}; write {key}={written(setting.value)} "
-            f"(configs/methods/{config.method}.yaml has it)"
+            f"{written(setting.value)}; set {key}={written(setting.value)}, as "
+            f"configs/methods/{config.method}.yaml does"
         )
     return lines
 

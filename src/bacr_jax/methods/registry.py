@@ -51,10 +51,9 @@ def load_method(config: MethodSettings) -> Method:
         raise UserError(problem)
     if method.conditioned and not method.truncates_at_budget:
         raise UserError(
-            f"method={config.method}: found conditioned=True with truncates_at_budget=False; an "
-            "embedding needs "
-            "traces that are cut at their budget, so write conditioned=False and "
-            "conditioning.budget_input=prompt"
+            f"method={config.method}: found conditioned=True with truncates_at_budget=False, but "
+            "an embedding needs traces that are truncated at their budget; return "
+            "conditioned=False from make(config), and set conditioning.budget_input=prompt"
         )
     if config.budget.shuffle_input:
         _check_shuffled_input(config, method)
@@ -77,8 +76,8 @@ def _check_shuffled_input(config: MethodSettings, method: Method) -> None:
         reason = "needs score norms, which are computed with the budget of the trace"
     if reason:
         raise UserError(
-            f"budget.shuffle_input=true: method={config.method} {reason}; write "
-            "budget.shuffle_input=false, or another method or advantage.baseline"
+            f"budget.shuffle_input=true: method={config.method} {reason}; set "
+            "budget.shuffle_input=false, or use another method or advantage.baseline"
         )
 
 
@@ -136,9 +135,8 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """
     if config.reward.normalize_each and config.method != "grpo":
         yield (
-            f"reward.normalize_each=true: method={config.method} doesn't divide rewards by their "
-            "deviation "
-            "in the group; write method=grpo, or reward.normalize_each=false"
+            f"reward.normalize_each=true: method={config.method} does not divide rewards by their "
+            "deviation in the group; set method=grpo, or reward.normalize_each=false"
         )
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
@@ -156,7 +154,8 @@ def problems(config: MethodSettings) -> Iterator[str]:
     if method.pays_by_verdicts and config.reward_shares:
         yield (
             f"reward.weights: method={config.method} rewards an answer for being right, which "
-            "cannot be read from a mixture of rewards; write {}, or another method such as grpo"
+            "can't be read from a mixture of rewards; set it to {}, or use another method such as "
+            "grpo"
         )
 
 
@@ -165,7 +164,7 @@ def _ahead_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     if config.rollout.async_steps and method.dynamic_sampling is not None:
         yield (
             f"rollout.async_steps=1: {method.name} decides after grading whether to sample more "
-            "questions; write dapo.dynamic_sampling=false, or rollout.async_steps=0"
+            "questions; set dapo.dynamic_sampling=false, or rollout.async_steps=0"
         )
 
 
@@ -174,7 +173,8 @@ def _stage_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     if config.budget.stages and not method.truncates_at_budget:
         yield (
             f"budget.stages={written(config.budget.stages)}: method={config.method} truncates "
-            "traces at budget.max, not at their budgets; write [], or another method such as grpo"
+            "traces at budget.max, not at their budgets; set it to [], or use another method such "
+            "as grpo"
         )
 
 
@@ -190,8 +190,8 @@ def _teacher_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     if not method.conditioned or budget_input != "embedding":
         yield (
             f"distill.coef={written(distill.coef)}: the teacher is the policy itself with the "
-            "largest budget as its embedding, but the policy gets its budget by "
-            f"{budget_input} (method={config.method}); write distill.teacher=FOLDER, or "
+            f"largest budget as its embedding, but the policy gets its budget by {budget_input} "
+            f"(method={config.method}); set distill.teacher=FOLDER, or "
             "conditioning.budget_input=embedding with method=bacr"
         )
 
@@ -207,7 +207,7 @@ def make_method(config: MethodSettings) -> Method:
     make = getattr(_module(name), "make", None)
     if not callable(make):
         raise UserError(
-            f"method: {name!r} has no function make(config); write one that returns a Method"
+            f"method: {name!r} has no function make(config); define one that returns a Method"
         )
     is_built_in = name in built_in_methods()
     if is_built_in:
@@ -216,8 +216,8 @@ def make_method(config: MethodSettings) -> Method:
         method = guarded("method", name, "make(config)", lambda: make(config))
     if not isinstance(method, Method):
         raise UserError(
-            f"method: make(config) of {name!r} returned {type(method).__name__}, "
-            "not a Method; return one"
+            f"method: make(config) of {name!r} returned {type(method).__name__} instead of a "
+            "Method; return a Method"
         )
     for problem in _ahead_problems(config, method):
         raise UserError(problem)
@@ -232,12 +232,12 @@ def _name_problems(name: str) -> Iterator[str]:
     if name.endswith(".py"):
         if not Path(name).is_file():
             suggestion = nearest(Path(name), "the path of a Python file with make(config)")
-            yield f"method: no file {name!r}; write {suggestion}"
+            yield f"method: there is no file {name!r}; use {suggestion}"
         return
     if _is_importable(name):
         return
     yield (
-        f"method: found {name!r}, neither a built-in method nor an importable module; write "
+        f"method: {name!r} is neither a built-in method nor an importable module; use "
         f"{_suggestion(name)}, or the path of a Python file or module with a function make(config)"
     )
 
@@ -277,7 +277,7 @@ def _module(name: str) -> Any:
         return guarded("method", name, "the import", lambda: importlib.import_module(module_path))
     except (ImportError, SyntaxError) as error:
         raise UserError(
-            f"method: can't import {name!r} ({error}); write one of "
+            f"method: {name!r} can't be imported ({error}); use one of "
             f"{', '.join(built_in_methods())}, or the path of a Python file with a function "
             "make(config)"
         ) from None

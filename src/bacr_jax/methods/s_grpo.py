@@ -128,7 +128,7 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     yield from budget_input_problems(config)
     if config.cuts.count == 1:
-        yield "cuts.count=1: method=s_grpo compares the exits of a trace; write 2 or more"
+        yield "cuts.count=1: method=s_grpo compares the exits of a trace; set it to 2 or more"
 
 
 def make(config: MethodSettings) -> Method:

@@ -138,7 +138,7 @@ def score_energy(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Arr
     return 1.0 - 2.0 * p_id + jnp.square(p).sum(-1)
 
 
-def of_tokens(
+def map_logits(
     of_scores: Callable[[Array, Array], Any],
     hidden: Float[Array, "R D"],
     lm_head: Float[Array, "V D"],

@@ -171,5 +171,7 @@ def preset(name: str) -> Qwen2Config:
       UserError: If the name is unknown.
     """
     if name not in PRESETS:
-        raise UserError(f"model.preset: no shape {name!r}; write one of {', '.join(PRESETS)}")
+        raise UserError(
+            f"model.preset: there is no shape {name!r}; use one of {', '.join(PRESETS)}"
+        )
     return PRESETS[name]

@@ -81,10 +81,10 @@ def keep_programs(setting: str | None) -> CacheFolder:
         folder in the user's cache folder.
     """
     if not jax.config.values[_ENABLED]:
-        return CacheFolder(None, f"compiled programs are not kept ({_ENABLED.upper()})")
+        return CacheFolder(None, f"compiled programs are not cached ({_ENABLED.upper()})")
     if setting == OFF:
         _set_jax_folder(None)
-        return CacheFolder(None, f"compiled programs are not kept (output.compile_cache={OFF})")
+        return CacheFolder(None, f"compiled programs are not cached (output.compile_cache={OFF})")
     jax_folder = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
     # A folder with this machine's name was set by an earlier call of this function in this
     # process.
@@ -94,7 +94,7 @@ def keep_programs(setting: str | None) -> CacheFolder:
     if base and "://" in base:
         url = f"{base.rstrip('/')}/{machine_name()}" if is_ours else base
         _set_jax_folder(url)
-        return CacheFolder(None, f"compiled programs are kept in {url} ({key})")
+        return CacheFolder(None, f"compiled programs are cached in {url} ({key})")
     try:
         folder = (_user_folder() if base is None else Path(base).expanduser()).absolute()
         if is_ours:
@@ -105,8 +105,8 @@ def keep_programs(setting: str | None) -> CacheFolder:
         reason = getattr(error, "strerror", None) or str(error)
         path = getattr(error, "filename", None) or base or "in the home folder"
         line = (
-            f"WARNING, {key}: can't be written ({path}: {reason}), so that every start compiles "
-            f"anew; write another folder, or output.compile_cache={OFF}"
+            f"WARNING, {key}: the folder can't be written ({path}: {reason}), so every start "
+            f"compiles again; use another folder, or output.compile_cache={OFF}"
         )
         return CacheFolder(None, line, refused=True)
     delete_incomplete(folder)
@@ -117,7 +117,7 @@ def keep_programs(setting: str | None) -> CacheFolder:
             # the startup time.
             jax.config.update(_MIN_SECONDS, 0.0)
     _set_jax_folder(str(folder))
-    return CacheFolder(folder, f"compiled programs are kept in {folder} ({key})")
+    return CacheFolder(folder, f"compiled programs are cached in {folder} ({key})")
 
 
 def _user_folder() -> Path:

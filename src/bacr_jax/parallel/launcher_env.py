@@ -53,13 +53,13 @@ def refuse_incomplete(environment: Mapping[str, str]) -> None:
             raise UserError(
                 f"environment: found {count_variable}={count} {index_variable}={index} "
                 f"({launcher}) without {COUNT}, so that {count} processes would each train alone; "
-                f"write {COORDINATOR}={host}:1234 {COUNT}=${count_variable} "
+                f"set {COORDINATOR}={host}:1234 {COUNT}=${count_variable} "
                 f"{INDEX}=${index_variable}, {_SEPARATE_RUNS}"
             )
     if _JOB_INDEX in environment and tasks <= 1:
         raise UserError(
             f"environment: found {_JOB_INDEX}={environment[_JOB_INDEX]} (a pod of an indexed Job "
-            f"of Kubernetes) without {COUNT}, so that every pod would train alone; write "
+            f"of Kubernetes) without {COUNT}, so that every pod would train alone; set "
             f"{COORDINATOR}=POD_0:1234 {COUNT}=PODS {INDEX}=${_JOB_INDEX} as "
             f"launch/kubernetes.yaml does, {_SEPARATE_RUNS}"
         )
@@ -84,7 +84,7 @@ def _refuse_incomplete_slurm(environment: Mapping[str, str], tasks: int) -> None
         raise UserError(
             f"environment: found {evidence} (Slurm) without {', '.join(missing)}, so that this "
             "task can't find the others; start it by srun with its whole environment "
-            f"(--export=ALL, in a container too), or write {COORDINATOR}, {COUNT} and {INDEX}"
+            f"(--export=ALL, in a container too), or set {COORDINATOR}, {COUNT} and {INDEX}"
         )
 
 
@@ -96,5 +96,5 @@ def _number(environment: Mapping[str, str], name: str, *, default: int = 1) -> i
     """
     text = environment.get(name, str(default))
     if not text.isdecimal():
-        raise UserError(f"environment: found {name}={text}; write a whole number, or unset it")
+        raise UserError(f"environment: found {name}={text}; set it to a whole number, or unset it")
     return int(text)

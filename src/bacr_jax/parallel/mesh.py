@@ -128,18 +128,18 @@ def resolve(
     if math.prod(requested) != num_devices:
         raise UserError(
             f"mesh.data x mesh.fsdp x mesh.tensor: found {config.data} x {config.fsdp} x "
-            f"{config.tensor}, which does not make {num_devices} devices; "
-            f"write {_to_config(nearest)}"
+            f"{config.tensor}, whose product is not the number of devices, {num_devices}; set "
+            f"{_to_config(nearest)}"
         )
     if num_kv_heads % config.tensor or intermediate_size % config.tensor:
         raise UserError(
-            f"mesh.tensor={config.tensor}: must divide the model's heads and MLP ({model}); "
-            f"write {_to_config(nearest)}"
+            f"mesh.tensor={config.tensor} does not divide the model's heads and MLP ({model}); "
+            f"set {_to_config(nearest)}"
         )
     if hidden_size % fsdp:
         raise UserError(
-            f"mesh.fsdp={fsdp}: must divide the model's width ({model}); "
-            f"write {_to_config(nearest)}"
+            f"mesh.fsdp={fsdp} does not divide the model's width ({model}); set "
+            f"{_to_config(nearest)}"
         )
     decode_tensor = config.tensor if config.decode_tensor is None else config.decode_tensor
     shards = fsdp * config.tensor
@@ -147,8 +147,8 @@ def resolve(
     if decode_tensor not in sizes:
         nearest_size = min(sizes, key=lambda size: _distance([size], [decode_tensor]))
         raise UserError(
-            f"mesh.decode_tensor={decode_tensor}: must divide the heads and MLP ({model}) and "
-            f"mesh.fsdp x mesh.tensor={shards}; write {nearest_size}"
+            f"mesh.decode_tensor={decode_tensor} does not divide the heads and MLP ({model}) and "
+            f"mesh.fsdp x mesh.tensor={shards}; set it to {nearest_size}"
         )
     return MeshShape(*requested, decode_tensor)
 

@@ -207,7 +207,7 @@ class Peers:
         phase = status.get("phase", "?")
         return (
             f"process {process} on {host} was lost at step {step} ({phase}): it {problem}; once "
-            "its host is well, the same command goes on from the last checkpoint"
+            "its host works again, run the same command to continue from the last checkpoint"
         )
 
 

@@ -66,8 +66,8 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
     missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in variables]
     if missing:
         raise UserError(
-            f"environment: {', '.join(variables)} without {', '.join(missing)}; set all three "
-            "(host:port of process 0, number of processes, number of this one), or none"
+            f"environment: found {', '.join(variables)} without {', '.join(missing)}; set all "
+            "three (host:port of process 0, number of processes, number of this process), or none"
         )
     try:
         count = int(variables[COUNT])
@@ -78,8 +78,9 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
         index = 0
     if not 0 <= index < count or ":" not in variables[COORDINATOR]:
         raise UserError(
-            f"environment: found {COORDINATOR}={variables[COORDINATOR]} {COUNT}={variables[COUNT]} "
-            f"{INDEX}={variables[INDEX]}; write host:port, and a number from 0 to {COUNT} - 1"
+            f"environment: found {COORDINATOR}={variables[COORDINATOR]} "
+            f"{COUNT}={variables[COUNT]} {INDEX}={variables[INDEX]}; set them to host:port, the "
+            f"number of processes, and a number from 0 to {COUNT} - 1"
         )
     if count == 1:
         return None
@@ -109,7 +110,8 @@ def join() -> bool:
         except (RuntimeError, ValueError) as error:
             raise UserError(
                 f"{COORDINATOR}: the processes of this run did not find each other "
-                f"({reason_of(error)}); start all of them, where process 0 can be reached"
+                f"({reason_of(error)}); start all of them, and make sure that they can reach "
+                "process 0"
             ) from None
     return arguments is not None
 
@@ -172,7 +174,7 @@ def check_platform() -> None:
             # Remove JAX's advice about its environment variables.
             reason = reason_of(error).partition(". (set JAX_")[0]
         raise UserError(
-            f"environment: JAX_PLATFORMS={platforms}: JAX can't start it ({reason}); unset it, or "
+            f"environment: JAX can't start JAX_PLATFORMS={platforms} ({reason}); unset it, or "
             "install that platform"
         ) from None
 

@@ -135,12 +135,12 @@ def make_budget_prompts(
     """
     before, placeholder, after = words.partition(BUDGET)
     assert placeholder
-    head, tail = frame(tokenizer, style, said=before + _NUMBER + after)
+    head, tail = frame(tokenizer, style, user_suffix=before + _NUMBER + after)
     opening, number_mark, closing = tail.partition(_NUMBER)
     if not number_mark:
         raise UserError(
-            "tokenizer: its chat template takes the end of the user's message away, which contains "
-            "the budget; write conditioning.budget_input=embedding"
+            "tokenizer: its chat template removes the end of the user's message, which contains "
+            "the budget; set conditioning.budget_input=embedding"
         )
     end = encode_text(tokenizer, closing)
     digits = len(encode_text(tokenizer, str(largest)))
@@ -164,9 +164,8 @@ def make_budget_prompts(
         whole_ids = encode_text(tokenizer, f"{up_to_number}{budget}{closing}")
         if whole_ids.tolist() != np.concatenate(parts).tolist():
             raise UserError(
-                f"conditioning.prompt_text: the tokenizer joins the number {budget} with the "
-                "text beside "
-                f"it in {words!r}; write blanks round {BUDGET}"
+                f"conditioning.prompt_text: the tokenizer joins the number {budget} with the text "
+                f"next to it in {words!r}; put spaces around {BUDGET}"
             )
     return BudgetPrompts(opened, end, digits, tokenizer), dropped
 

@@ -25,30 +25,30 @@ _PLACEHOLDER = "\ue000"
 _SYSTEM = "\ue002"
 
 
-def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str]:
+def frame(tokenizer: Any, style: PromptFormat, user_suffix: str = "") -> tuple[str, str]:
     """Returns the prompt text before and after the question.
 
     Args:
-      said: text at the end of the user message, such as a sentence with the budget. With a chat
-        template, it is a separate paragraph.
+      user_suffix: text at the end of the user message, such as a sentence with the budget. With a
+        chat template, it is a separate paragraph.
 
     Raises:
       UserError: If the format requires a chat template that is missing, that modifies the question,
         or that opens a thinking section which the format never closes.
     """
-    head, tail = _render_frame(tokenizer, style, said)
+    head, tail = _render_frame(tokenizer, style, user_suffix)
     if not _opens_thinking(tail):
         tail += style.think_open
     return head, tail
 
 
-def user_message(style: PromptFormat, question: str, said: str) -> str:
+def user_message(style: PromptFormat, question: str, user_suffix: str) -> str:
     """Returns the user message for chat formats, or the whole prompt for other formats.
 
-    `think_open` is not included. `said` is the text at the end of the message (see `frame`).
+    `think_open` is not included. `user_suffix` is the end of the message (see `frame`).
     """
-    paragraph = "\n\n" if said and style.chat else ""
-    return style.before + question + style.after + paragraph + said
+    paragraph = "\n\n" if user_suffix and style.chat else ""
+    return style.before + question + style.after + paragraph + user_suffix
 
 
 def opener(tokenizer: Any, style: PromptFormat) -> str:
@@ -64,15 +64,15 @@ def _opens_thinking(text: str) -> bool:
     return text.rstrip().endswith(THINK_OPEN)
 
 
-def _render_frame(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]:
+def _render_frame(tokenizer: Any, style: PromptFormat, user_suffix: str) -> tuple[str, str]:
     """Returns the text before and after the question, without the format's `think_open`."""
-    user = user_message(style, _PLACEHOLDER, said)
+    user = user_message(style, _PLACEHOLDER, user_suffix)
     content = user
     if style.chat:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
-                f"tokenizer: found no chat template, which the prompt format {style.name!r} needs; "
-                "write the folder of an Instruct model"
+                f"tokenizer: found no chat template, which the prompt format {style.name!r} "
+                "needs; use the folder of an Instruct model"
             )
         check_variables(tokenizer, style.variables)
         content = render(tokenizer, style, style.system, user)
@@ -80,8 +80,8 @@ def _render_frame(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, 
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(
-            f"tokenizer: found a chat template that writes the question {len(pieces) - 1} times; "
-            "write one that keeps the user's message as it is"
+            f"tokenizer: its chat template contains the question {len(pieces) - 1} times; use a "
+            "template that contains the user's message once and unchanged"
         )
     if style.chat:
         _check_system(tokenizer, style, user, content)
@@ -102,16 +102,17 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
     times = content.count(style.system) - user.count(style.system)
     if style.system and times != 1:
         raise UserError(
-            f"tokenizer: found a chat template that writes the system message {times} times, "
-            "although it contains the answer's format; write one that keeps it as it is"
+            f"tokenizer: its chat template contains the system message {times} times, although "
+            "this message defines the format of the answer; use a template that contains it once "
+            "and unchanged"
         )
     if not style.bare:
         return
     message = _default_system(tokenizer, style, user, content)
     if message:
         raise UserError(
-            "data.system_prompt='': the chat template writes a default system message where none "
-            f"is wanted, {shown(message)}; write a text"
+            "data.system_prompt='': without a system message, the chat template inserts a default "
+            f"one, {shown(message)}; set it to a text"
         )
 
 
@@ -157,13 +158,13 @@ def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
     missing = [tag for tag in tags if tag.encode() not in vocabulary(tokenizer)]
     if missing:
         raise UserError(
-            f"data.prompt_format=native: the tokenizer has no token {missing[0]}, so its model was "
-            "not trained to think in tags; write think_answer"
+            f"data.prompt_format=native: the tokenizer has no token {missing[0]}, so its model "
+            "was not trained to think in tags; set data.prompt_format=think_answer"
         )
     if _opens_thinking(content) and style.think_close != THINK_CLOSE:
         raise UserError(
             f"tokenizer: its chat template opens {THINK_OPEN}, which the prompt format "
-            f"{style.name!r} never closes; write data.prompt_format=native"
+            f"{style.name!r} never closes; set data.prompt_format=native"
         )
 
 
@@ -194,17 +195,17 @@ def encode_prompts(
     head, tail = around or frame(tokenizer, style)
     bodies = [question.strip() for question in questions]
     if not bodies:
-        raise UserError("data: found no question; write a set with at least one")
+        raise UserError("data: found no question; use a set with at least one")
     for row, body in enumerate(bodies):
         if not body:
-            raise UserError(f"question {row}: found an empty text; write a question")
+            raise UserError(f"question {row}: the text is empty; use a question")
     ids, offsets = _tokenise(tokenizer, bodies, head, tail)
     spans = []
     for row, (body, token_offsets) in enumerate(zip(bodies, offsets, strict=True)):
         span = _question_span(token_offsets, len(head), len(head) + len(body))
         if span is None:
             raise UserError(
-                f"question {row}: the tokenizer makes no token of {shown(body)}; write the "
+                f"question {row}: the tokenizer makes no token of {shown(body)}; use the "
                 "tokenizer that the model was trained with"
             )
         spans.append(span)
@@ -214,7 +215,7 @@ def encode_prompts(
     if not len(kept_rows):
         raise UserError(
             f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of "
-            f"{lengths.min() + more} tokens or more; write a larger number"
+            f"{lengths.min() + more} tokens or more; set a larger number"
         )
     tokens: Any = np.zeros((len(kept_rows), lengths[kept_rows].max()), np.int32)
     for row, index in enumerate(kept_rows):
@@ -266,8 +267,8 @@ def _tokenise(
         if row is None:
             raise
         raise UserError(
-            f"question {row}: the tokenizer has no tokens for {bodies[row][:80]!r}; write a "
-            "question of the kind the model was trained on"
+            f"question {row}: the tokenizer has no tokens for {bodies[row][:80]!r}; use a "
+            "question of the kind that the model was trained on"
         ) from error
     return encoded["input_ids"], encoded["offset_mapping"]
 

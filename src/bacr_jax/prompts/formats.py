@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bacr_jax.config import DataConfig
-from bacr_jax.config.resolve import own_tokens
+from bacr_jax.config.resolve import builtin_vocab
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
 
@@ -169,7 +169,7 @@ FORMATS = {
 def format_for(data: DataConfig, *, declares_budget: bool = False) -> PromptFormat:
     """Returns the prompt format of a run.
 
-    Tasks with a built-in vocabulary (see `own_tokens`) use the format with the name of the
+    Tasks with a built-in vocabulary (see `builtin_vocab`) use the format with the name of the
     vocabulary. All other tasks use data.prompt_format, where "auto" means think_answer.
 
     Args:
@@ -179,7 +179,7 @@ def format_for(data: DataConfig, *, declares_budget: bool = False) -> PromptForm
     Raises:
       UserError: If a text in the config is incompatible with the format.
     """
-    tokens = own_tokens(data)
+    tokens = builtin_vocab(data)
     if declares_budget:
         name = f"{tokens}_budget" if tokens else "budget_solution"
     elif tokens or data.prompt_format == "auto":
@@ -208,8 +208,8 @@ def with_texts(style: PromptFormat, data: DataConfig) -> PromptFormat:
         chat_settings.append(f"data.prompt_date={date}")
     if chat_settings and not style.chat:
         raise UserError(
-            f"{chat_settings[0]}: the prompt format {style.name!r} has no chat template; leave it "
-            "out"
+            f"{chat_settings[0]}: the prompt format {style.name!r} has no chat template; leave "
+            "the key out"
         )
     if system is not None:
         is_blank = not system.strip()
@@ -235,18 +235,18 @@ def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
     if text is None:
         return style
     setting = f"data.closing_text={text!r}"
-    example = f"write for instance {style.forced_suffix!r}"
+    example = f"set it for instance to {style.forced_suffix!r}"
     if not style.chat:
-        raise UserError(f"{setting}: a model of characters has its own tokens; write null")
+        raise UserError(f"{setting}: a model of characters has its own tokens; set it to null")
     if style.think_close and text.count(style.think_close) != 1:
         raise UserError(
-            f"{setting}: must contain {style.think_close!r} once, which closes the thinking in the "
+            f"{setting} must contain {style.think_close!r} once, which closes the thinking in the "
             f"prompt format {style.name!r}; {example}"
         )
     after = text.partition(style.think_close)[2] if style.think_close else text
     if after.count(style.answer_open) != 1 or not after.rstrip().endswith(style.answer_open):
         raise UserError(
-            f"{setting}: must end with {style.answer_open!r}, which opens the answer in the prompt "
+            f"{setting} must end with {style.answer_open!r}, which opens the answer in the prompt "
             f"format {style.name!r}; {example}"
         )
     return dataclasses.replace(style, forced_suffix=text, natural_suffix=after)

@@ -270,8 +270,8 @@ def _packed_rows(rows: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
             continue
         if not _equal_metadata(first.metadata, row.metadata):
             raise UserError(
-                f"data: {row.id!r} of {source.name} asks what {first.id!r} asks, with other "
-                "metadata; make the questions differ"
+                f"data: {row.id!r} of {source.name} has the same question as {first.id!r}, but "
+                "other metadata; make the questions differ"
             )
     return packed_rows
 

@@ -49,5 +49,5 @@ def markup_warning(
     return (
         f"warning: {count:,} of {len(questions):,} questions contain tokens of the chat template "
         f"({first_of(list(seen), _MOST_NAMED)}), which the model reads as markup, not as text; "
-        "take them out of the questions"
+        "remove them from the questions"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bacr_jax import files
 from bacr_jax.config import DataConfig
-from bacr_jax.config.resolve import own_tokens
+from bacr_jax.config.resolve import builtin_vocab
 from bacr_jax.prompts.chat_template import today
 
 # Tokenizer files that can contain chat templates, and the template function that returns the date.
@@ -42,7 +42,7 @@ def with_prompt_date(
         return data
     if begun is not None:
         date = begun.prompt_date
-    elif own_tokens(data) is None and folder is not None and reads_date(Path(folder)):
+    elif builtin_vocab(data) is None and folder is not None and reads_date(Path(folder)):
         date = recorded or today()
     else:
         date = None

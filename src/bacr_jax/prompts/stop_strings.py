@@ -74,7 +74,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(
-            f"tokenizer: found {type(tokenizer).__name__}; write a folder with a tokenizer.json"
+            f"tokenizer: found {type(tokenizer).__name__}; use a folder with a tokenizer.json"
         )
     kinds = _decoder_kinds(backend)
     unknown = kinds - {"ByteLevel", "Fuse"}
@@ -170,8 +170,8 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
     began_elsewhere = is_alive & (begin < 0) & (begin != -states)
     if began_elsewhere.any():
         raise UserError(
-            f"stop string: found {string!r}, which overlaps itself so that the start of a match is "
-            "not known; write one whose first character appears only once"
+            f"stop string: {string!r} overlaps itself, so that the start of a match is ambiguous; "
+            "use one whose first character appears only once"
         )
     next_state: Any = np.zeros((accept + 1, vocab_size), np.int32)
     opens: Any = np.zeros((accept + 1, vocab_size), bool)

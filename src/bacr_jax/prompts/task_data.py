@@ -218,8 +218,8 @@ class TaskData:
         num_failed = sum(verdict.path == FAILED for verdict in verdicts)
         if num_failed == len(verdicts):
             raise UserError(
-                f"{name}: gave no score to any of {len(rows)} reference answers "
-                f"(the last: {grader.last_failure}); fix it"
+                f"{name} gave no score to any of {len(rows)} reference answers (last error: "
+                f"{grader.last_failure}); fix it"
             )
         scores = ", ".join(f"{float(verdict.correct):.3g}" for verdict in verdicts)
         line = f"{name}: scores of reference answers: {scores}"
@@ -524,9 +524,9 @@ def _split(
     first_copies = removed[splits.first_copies([questions[row] for row in removed])]
     if task.needs_holdout and not len(first_copies):
         raise UserError(
-            f"eval.holdout={task.holdout}: at most a tenth of the questions is held out, "
-            f"and {train.name} has {len(train)}; write a set of data.eval in eval.select, "
-            "or eval.every=null"
+            f"eval.holdout={task.holdout}: at most a tenth of the questions is held out, and "
+            f"{train.name} has {len(train)}; set eval.select to a set of data.eval, or "
+            "eval.every=null"
         )
     trained = encoded.part(np.flatnonzero(~is_removed), train.name)
     # `without` records the removed questions and the reason.

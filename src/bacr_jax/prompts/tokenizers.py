@@ -65,8 +65,8 @@ def load_tokenizer(
         if not is_refusal(error):
             raise
         raise UserError(
-            f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason_of(error)}); "
-            "write a Hugging Face folder with tokenizer.json"
+            f"{where}: {str(folder)!r} has no readable tokenizer ({reason_of(error)}); use a "
+            "Hugging Face folder with tokenizer.json"
         ) from None
     tokenizer.turn_ends = _turn_ends(Path(model or folder), largest)
     return tokenizer
@@ -181,13 +181,15 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
             continue
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{file}: no JSON object ({reason}); copy the file again") from None
+            raise UserError(
+                f"{file} is not a JSON object ({reason}); copy the file again"
+            ) from None
         if value is None:
             continue
         ends = value if isinstance(value, list) else [value]
         if not all(type(end) is int and 0 <= end <= largest for end in ends):
             raise UserError(
-                f"{file}: eos_token_id is {shown(value)}; write an id of the tokenizer, 0 to "
+                f"{file}: eos_token_id is {shown(value)}; use an id of the tokenizer, 0 to "
                 f"{largest}, or a list of them"
             )
         if ends:

@@ -18,7 +18,7 @@ from bacr_jax.config import Config, DataConfig, ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, data_set, entry_point
-from bacr_jax.config.resolve import own_tokens
+from bacr_jax.config.resolve import builtin_vocab
 from bacr_jax.config.settings import Settings, resolve
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
@@ -108,16 +108,18 @@ def _check_options(options: argparse.Namespace) -> None:
         for name in ("inspect", "show_prompts", "config", "against", "split", "tokenizer"):
             if getattr(options, name) not in (None, []):
                 option = name.replace("_", "-")
-                raise UserError(f"--prepare: does not use --{option}; leave it out")
+                raise UserError(f"--prepare does not use --{option}; leave that option out")
         return
     if options.show_prompts is not None and options.against is not None:
-        raise UserError("--against: is not used with --show-prompts; leave it out")
+        raise UserError("--against has no effect with --show-prompts; leave it out")
     if options.origin is not None:
-        raise UserError("--from: is only used with --prepare; write --prepare DIR")
+        raise UserError("--from has no effect without --prepare; pass --prepare DIR too")
     if options.inspect is None and not options.config:
-        raise UserError("command line: no set; write --inspect NAME:PATH, or --config FILE")
+        raise UserError("command line: no set; pass --inspect NAME:PATH, or --config FILE")
     if options.show_prompts is not None and not 1 <= options.show_prompts <= MOST_SHOWN:
-        raise UserError(f"--show-prompts {options.show_prompts}: write 1 to {MOST_SHOWN}")
+        raise UserError(
+            f"--show-prompts {options.show_prompts} is out of range; use 1 to {MOST_SHOWN}"
+        )
 
 
 def report(
@@ -155,12 +157,15 @@ def report(
     subject_texts = [f"{subject}: {count:,}" for subject, count in subject_counts.most_common()]
     yield f"subjects: {', '.join(subject_texts)}"
     if tokenizer is None:
-        yield "prompt tokens: not measured; give --tokenizer DIR"
+        yield "prompt tokens: not measured; pass --tokenizer DIR to measure them"
     else:
         yield _lengths(questions, settings, tokenizer)
     yield f"repeated questions in the set: {repeated(questions.questions):,}"
     if against is None:
-        yield "near-duplicates of training questions: not looked for; give --against NAME:PATH"
+        yield (
+            "near-duplicates of training questions: not searched; pass --against NAME:PATH to "
+            "search them"
+        )
     else:
         num_near = int(questions.duplicates.sum())
         num_others = len(questions) - num_near
@@ -245,7 +250,7 @@ def _tokenizer(options: argparse.Namespace, data: DataConfig, model: ModelConfig
     if set_tokenizer is not None:
         if folder:
             raise UserError(
-                f"--tokenizer {folder}: these questions have tokens of their own; leave it out"
+                f"--tokenizer {folder}: these questions have their own tokens; leave the option out"
             )
         return set_tokenizer
     model_folder = model.tokenizer or model.path
@@ -268,7 +273,7 @@ def _config(options: argparse.Namespace) -> Config:
     if spec is not None:
         data = dataclasses.replace(config.data, train=options.against or spec, eval=(spec,))
         config = dataclasses.replace(config, data=data)
-        if own_tokens(data) is None:
+        if builtin_vocab(data) is None:
             typed_folder = options.tokenizer and str(options.tokenizer)
             folder = typed_folder or config.model.tokenizer or config.model.path
             model = dataclasses.replace(config.model, tokenizer=folder or "none")

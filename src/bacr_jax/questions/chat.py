@@ -69,11 +69,11 @@ def check_system(messages: Iterable[str], config: DataConfig, where: str) -> Non
         return
     if len(distinct) > 1:
         raise UserError(
-            f"{where}: its prompts have {len(distinct):,} different system messages, and a run has "
-            "one; write data.system_prompt with one text for all, or \"data.system_prompt=''\" "
+            f"{where}: its prompts have {len(distinct):,} different system messages, but a run "
+            "has one; set data.system_prompt to one text for all, or \"data.system_prompt=''\" "
             "for none"
         )
     raise UserError(
-        f"{where}: its prompts have the system message {shown(distinct[0])}; write it as "
-        "data.system_prompt, or \"data.system_prompt=''\" for none"
+        f"{where}: its prompts have the system message {shown(distinct[0])}; set "
+        "data.system_prompt to this text, or \"data.system_prompt=''\" for none"
     )

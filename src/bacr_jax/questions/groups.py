@@ -46,7 +46,7 @@ def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
     """
     if data.groups == "level" and data.num_groups > 1 and not np.any(levels):
         raise UserError(
-            f"data.groups=level: {written(data.train)} has no levels; write data.num_groups=1, or "
+            f"data.groups=level: {written(data.train)} has no levels; set data.num_groups=1, or "
             "data.groups=solve_rate with data.labels"
         )
 
@@ -90,13 +90,15 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
     for number, row in enumerate(rows, start=1):
         name, rate = _parse_label(f"{where} row {number}", row)
         if name in rates:
-            raise UserError(f"{where} row {number}: labels {name!r} again; write every id once")
+            raise UserError(
+                f"{where} row {number}: the id {name!r} already has a label; label every id once"
+            )
         rates[name] = rate
     missing = [name for name in ids if name not in rates]
     if missing:
         raise UserError(
-            f"{where}: has no label for {len(missing):,} of {len(ids):,} questions, the first is "
-            f"{missing[0]!r}; label the same set again"
+            f"{where} has no label for {len(missing):,} of {len(ids):,} questions, the first of "
+            f"which is {missing[0]!r}; label the same set again"
         )
     return np.array([rates[name] for name in ids])
 
@@ -105,18 +107,19 @@ def _parse_label(where: str, label: tables.Record) -> tuple[str, float]:
     """Returns the question id and the solve rate in a row of the table of labels."""
     if not {"id", "avg", "samples"} <= label.keys():
         raise UserError(
-            f"{where}: found {', '.join(label) or 'no field'}; write "
-            '{"id": "...", "avg": 0.25, "samples": 8}'
+            f'{where}: found {", ".join(label) or "no field"}; use the fields {{"id": "...", '
+            '"avg": 0.25, "samples": 8}'
         )
     rate = label["avg"]
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not is_number or not 0 <= rate <= 1:
         raise UserError(
-            f"{where}: found avg={shown(rate)}; write the share of correct samples, 0 to 1"
+            f"{where}: found avg={shown(rate)}; it must be the share of correct samples, from 0 "
+            "to 1"
         )
     samples = label["samples"]
     if type(samples) is not int or samples < 1:
         raise UserError(
-            f"{where}: found samples={shown(samples)}; write the number of samples, 1 or more"
+            f"{where}: found samples={shown(samples)}; it must be the number of samples, 1 or more"
         )
     return str(label["id"]), float(rate)

@@ -11,7 +11,7 @@ import numpy as np
 from bacr_grading import confinement
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
-from bacr_jax.config.resolve import mixture, own_tokens
+from bacr_jax.config.resolve import builtin_vocab, mixture
 from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger, math_sets
@@ -30,7 +30,10 @@ REPEATING = gym.SCORER
 
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
     if path:
-        raise UserError(f"data: found 'ledger:{path}'; write ledger (it is made, not read)")
+        raise UserError(
+            f"data: found 'ledger:{path}'; use ledger without a path, because it is generated and "
+            "not read"
+        )
     settings = config.ledger
 
     def questions(split: Split) -> list[Row]:
@@ -75,7 +78,7 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
     if not tasks.CHECKED and not confinement.is_available():
         raise UserError(
             f"{package}:{path}: its scorers were not checked, and this machine can't confine them "
-            "(that needs Linux with seccomp on x86_64 or aarch64); write another set"
+            "(that needs Linux with seccomp on x86_64 or aarch64); use another set"
         )
     module = _refused(lambda: tasks.source(path, **options))
     questions = module.questions
@@ -114,13 +117,16 @@ def own_source(spec: str, key: str = "data") -> Source:
     try:
         module = module_of_file(key, spec)
     except (ImportError, SyntaxError) as error:
-        raise UserError(f"data: can't import {spec!r} ({error}); fix the file") from None
+        raise UserError(f"data: {spec!r} can't be imported ({error}); fix the file") from None
     if not callable(getattr(module, "questions", None)):
-        raise UserError(f"data: {spec!r} has no function questions(split); write one")
+        raise UserError(f"data: {spec!r} has no function questions(split); define one")
     styles = getattr(module, "STYLES", ())
     are_texts = isinstance(styles, tuple | list) and all(isinstance(one, str) for one in styles)
     if not are_texts or (hasattr(module, "trace") and not styles):
-        raise UserError(f"data: STYLES of {spec!r} is {styles!r:.60}; write texts, short to long")
+        raise UserError(
+            f"data: STYLES of {spec!r} is {styles!r:.60}; it must be a list of names, from short "
+            "to long"
+        )
     name = module.__name__.removeprefix("bacr_data_")
     return _source_of(module, name, spec if hasattr(module, "score") else RULES)
 
@@ -137,7 +143,10 @@ def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> So
     def call_for_text(function: str, *args: Any) -> str:
         text = guarded("data", name, function, lambda: getattr(module, function)(*args))
         if not isinstance(text, str):
-            raise UserError(f"data: {function} of {name!r} returned {text!r:.60}; return a text")
+            raise UserError(
+                f"data: {function} of {name!r} returned {text!r:.60} instead of a text; return a "
+                "text"
+            )
         return text
 
     render: Callable[[Row], str] = question_of
@@ -167,15 +176,17 @@ def _as_rows(values: Iterable[Any], prefix: str, spec: str) -> list[Row]:
     """
     if not isinstance(values, Iterable):
         raise UserError(
-            f"data: questions of {spec!r} returned {values!r:.60}; return a list of rows"
+            f"data: questions of {spec!r} returned {values!r:.60} instead of a list; return a "
+            "list of rows"
         )
     rows: dict[str, Row] = {}
     for index, value in enumerate(values):
         row = _as_row(value, f"{prefix}-{index}")
         if row is None or row.id in rows:
             raise UserError(
-                f"data: row {index} of {spec!r} is {value!r:.60}; write a mapping with the text "
-                "question, and optionally a unique id, answer, metadata (a mapping), level (1-5)"
+                f"data: row {index} of {spec!r} is {value!r:.60}; it must be a mapping with the "
+                "text question, and optionally a unique id, answer, metadata (a mapping) and "
+                "level (1 to 5)"
             )
         rows[row.id] = row
     return list(rows.values())
@@ -237,7 +248,7 @@ def is_made(spec: str | Sequence[str]) -> bool:
 
 def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:
     """Returns the built-in tokenizer of this data, or None if it is loaded from a folder."""
-    tokens = own_tokens(data)
+    tokens = builtin_vocab(data)
     if tokens == "ledger":
         return ledger.ledger_tokenizer()
     if tokens:

@@ -107,7 +107,7 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
       path: path of the set, as in `read_files`.
     """
     if not path:
-        raise UserError(f"{name}: found no path; write {name}:PATH")
+        raise UserError(f"{name}: found no path; use {name}:PATH")
     layout = _layout(name, config)
     return Source(
         name=name,
@@ -165,8 +165,9 @@ def _rows_of(
         )
         counts = ", ".join(f"{count:,} with {reason}" for reason, count in reasons.items())
         raise UserError(
-            f"{where}: none of its {len(rows):,} rows can be used ({counts}, columns {question!r} "
-            f"and {' or '.join(map(repr, answers))}); write a set with answers"
+            f"{where}: none of the {len(rows):,} rows can be used ({counts}; the columns of "
+            f"question and answer are {question!r} and {' or '.join(map(repr, answers))}); use a "
+            "set whose questions have answers"
         )
     return rows
 
@@ -203,7 +204,10 @@ def _check_levels_readable(records: Sequence[Record], layout: Layout, where: str
     for record in records:
         level = _first(record, layout.level)
         if level is not None:
-            raise UserError(f"{where}: found level {level!r:.40}; write 1-5, or data.num_groups=1")
+            raise UserError(
+                f"{where}: found level {level!r:.40}; use the levels 1 to 5, or set "
+                "data.num_groups=1"
+            )
 
 
 def how_to_get(spec: str, folder: str) -> str:
@@ -254,7 +258,7 @@ def _column(present: list[str], names: Sequence[str], where: str, kind: str, nam
     near = difflib.get_close_matches(names[0], present, n=1)
     suggestion = shlex.quote(near[0]) if near else "NAME"
     # Only tables without a fixed layout have config keys for columns.
-    write = "write" if name in TABLES else "write jsonl:PATH with"
+    write = "set" if name in TABLES else "use jsonl:PATH with"
     raise UserError(
         f"{where}: no {kind} column {' or '.join(map(repr, names))}, found the columns "
         f"{', '.join(present) or '(none)'}; {write} data.{kind}_column={suggestion}"

@@ -73,8 +73,8 @@ def without_missing(
         for spec, error in missing.items():
             if spec in begun.eval:
                 raise UserError(
-                    f"data.eval: {spec} was evaluated when the run in {run} began and is gone "
-                    f"({error.what}); put it back{_advice(spec, data)}"
+                    f"data.eval: {spec} was evaluated when the run in {run} began, but is missing "
+                    f"now ({error.what}); restore it{_advice(spec, data)}"
                 )
         late = [spec for spec in requested if spec not in missing and spec not in begun.eval]
     left_out = [*missing, *late]
@@ -83,8 +83,8 @@ def without_missing(
         first, *others = requested
         more = ", ..." if others else ""
         raise UserError(
-            f"data.eval: all of its sets are missing ({missing[first].what}{more}); write another "
-            f"data.dir{_advice(first, data, others=others)}"
+            f"data.eval: all of its sets are missing ({missing[first].what}{more}); set data.dir "
+            f"to another folder{_advice(first, data, others=others)}"
         )
     remaining_data = dataclasses.replace(data, eval=remaining)
     for problem in selection_problems(evaluation, remaining_data):
@@ -95,7 +95,7 @@ def without_missing(
     for spec in late:
         lines.append(
             f"data.eval: {spec} was missing when the run in {run} began, so the run does not "
-            f"evaluate it; write bacr evaluate --run {run} --data {spec} to evaluate it"
+            f"evaluate it; run bacr evaluate --run {run} --data {spec} to evaluate it"
         )
     return remaining_data, tuple(lines)
 
@@ -120,7 +120,7 @@ def missing_together(data: DataConfig) -> tuple[str, tuple[str, ...]]:
     advice = _advice(first, data, others=others).replace(" gets it", " gets them")
     line = (
         f"data.dir={data.dir}: {len(missing)} sets of data.train and data.eval do not exist "
-        f"({', '.join(missing)}); write the folder that contains them{advice}"
+        f"({', '.join(missing)}); set it to the folder that contains them{advice}"
     )
     return line, tuple(missing)
 

@@ -42,7 +42,7 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
     unknown = [name for name in names if name not in PUBLISHED_SETS]
     if unknown:
         raise UserError(
-            f"--prepare: no set {unknown[0]!r}; write some of {', '.join(PUBLISHED_SETS)}"
+            f"--prepare: there is no set {unknown[0]!r}; use some of {', '.join(PUBLISHED_SETS)}"
         )
     requested = list(names or PUBLISHED_SETS)
     left_out = []
@@ -55,7 +55,7 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
                 yield f"{name}: left out: {error}"
     if left_out and (names or left_out == requested):
         raise UserError(
-            f"--prepare: could not get {', '.join(left_out)}; write --from with a folder or an "
+            f"--prepare: could not get {', '.join(left_out)}; pass --from with a folder or an "
             "archive that contains them, or leave them out"
         )
 
@@ -144,8 +144,8 @@ def _read_split(name: str, published: PublishedSet, source: str, split: str) -> 
     expected = published.rows[split]
     if len(rows) != expected:
         raise UserError(
-            f"{name}: found {len(rows):,} {split} rows in {source}, and the set has "
-            f"{expected:,}; write a path that contains the complete set and nothing else"
+            f"{name}: found {len(rows):,} {split} rows in {source}, but the set has {expected:,}; "
+            "use a path that contains the complete set and nothing else"
         )
     return rows
 
@@ -196,7 +196,7 @@ def _find_split(folder: Path, published: PublishedSet, split: str, *, alone: boo
         candidates.insert(0, folder)
     if not candidates:
         raise UserError(
-            f"{folder} holds no folder {' or '.join(published.folders)}; write --from with the "
+            f"{folder} contains no folder {' or '.join(published.folders)}; pass --from with the "
             "folder above it"
         )
     for candidate in candidates:
@@ -214,7 +214,7 @@ def _folder_of(origin: Path | None) -> Iterator[Path | None]:
         yield origin
         return
     if not origin.is_file():
-        raise UserError(f"--from {origin}: no such folder or archive; write another path")
+        raise UserError(f"--from {origin}: there is no such folder or archive; use another path")
     with tempfile.TemporaryDirectory() as unpacked:
         _unpack(origin, Path(unpacked))
         yield Path(unpacked)
@@ -232,17 +232,17 @@ def _unpack(archive: Path, into: Path) -> None:
                 _check_size(archive, sum(member.file_size for member in zipped.infolist()))
                 zipped.extractall(into)
         else:
-            raise UserError(f"--from {archive}: neither tar nor zip; write a folder or an archive")
+            raise UserError(
+                f"--from {archive} is neither a tar nor a zip file; pass a folder or an archive"
+            )
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise UserError(
-            f"--from {archive}: can't be unpacked ({error}); write another copy"
-        ) from None
+        raise UserError(f"--from {archive} can't be unpacked ({error}); use another copy") from None
 
 
 def _check_size(archive: Path, size: int) -> None:
     if size > MOST_UNPACKED:
         raise UserError(
-            f"--from {archive}: unpacks to {size:,} bytes, more than all sets together have; write "
+            f"--from {archive} unpacks to {size:,} bytes, more than all sets together have; use "
             "an archive that contains only the sets"
         )
 
@@ -255,7 +255,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
     try:
         return files.read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is damaged ({error}); remove it") from None
+        raise UserError(f"{path} is damaged ({error}); remove it") from None
 
 
 def _check_writable(path: Path, text: str) -> None:
@@ -265,10 +265,10 @@ def _check_writable(path: Path, text: str) -> None:
     except UnicodeEncodeError as error:
         row = text.count("\n", 0, error.start) + 1
         raise UserError(
-            f"{path.parent.name}: {path.stem} row {row} contains half of a surrogate pair; write "
+            f"{path.parent.name}: {path.stem} row {row} contains half of a surrogate pair; use "
             "the path of an undamaged copy"
         ) from None
     if path.exists() and path.read_bytes() != content:
         raise UserError(
-            f"{path}: already exists with other content; remove it, or write another folder"
+            f"{path} already exists with other content; remove it, or use another folder"
         )

@@ -61,7 +61,10 @@ def question_of(row: Row) -> str:
 
 
 def no_question_reason(row: Row) -> str:
-    """Returns the reason to leave out a row whose question is empty."""
+    """Returns the reason why the question of a left-out row is empty.
+
+    It is the reason that the reader of the table stored in the row's metadata, or `NO_QUESTION`.
+    """
     return str(row.metadata.get(REASON, NO_QUESTION))
 
 
@@ -167,7 +170,7 @@ def _check_same_scoring(sources: Sequence[Source]) -> None:
         ):
             raise UserError(
                 f"data: {first.name} and {source.name} are scored in different ways and can't be "
-                "mixed; write sets of one kind"
+                "mixed; use sets of one kind"
             )
 
 
@@ -189,7 +192,7 @@ def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) 
         else:
             usable.append(row)
     if not usable:
-        raise UserError(f"{source.name}: found no question that can be asked; write another set")
+        raise UserError(f"{source.name}: found no question that can be used; use another set")
     return usable
 
 

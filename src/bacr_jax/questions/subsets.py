@@ -53,8 +53,8 @@ def check_subsets(files: Mapping[Path, list[Record]], question: str, where: str)
         first_path = _path_of(first[0], members[first], files)
         second_path = _path_of(second[0], members[second], files)
         raise UserError(
-            f"{where}: {first_path} and {second_path} hold the same questions ({count:,} of "
-            f"{smaller:,}), which would count twice; choose one, for instance "
+            f"{where}: {first_path} and {second_path} contain the same questions ({count:,} of "
+            f"{smaller:,}), which would count twice; choose one of them, for instance "
             f"{where.rstrip('/')}/{first_path}"
         )
 

@@ -99,7 +99,7 @@ def read_files(
     rows = {file: _read(file, where) for file in files}
     if not any(rows.values()):
         names = [str(file.relative_to(local)) if is_folder else file.name for file in files]
-        raise UserError(f"{where}: found no row in {first_of(names, 3)}; write a set with rows")
+        raise UserError(f"{where}: found no row in {first_of(names, 3)}; use a set with rows")
     if not is_folder:
         return rows
     return {file.relative_to(local): file_rows for file, file_rows in rows.items()}
@@ -116,9 +116,9 @@ def find(path: str, *, base: str, where: str) -> Path:
     if local.is_dir() or local.is_file():
         return local
     if local.exists() or local.is_symlink():
-        raise UserError(f"{where}: {str(local)!r} is no regular file; write another path")
+        raise UserError(f"{where}: {str(local)!r} is not a regular file; use another path")
     suggestion = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")
-    raise SetNotFound(where, f"no file or folder {str(local)!r}", f"write {suggestion}")
+    raise SetNotFound(where, f"there is no file or folder {str(local)!r}", f"use {suggestion}")
 
 
 def _local_path(path: str, base: str, where: str) -> Path:
@@ -137,7 +137,7 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
     files = sorted(_table_files(folder))
     if not files:
         raise UserError(
-            f"{where}: found no file in {str(folder)!r} that ends in {', '.join(SUFFIXES)}; write "
+            f"{where}: found no file in {str(folder)!r} that ends in {', '.join(SUFFIXES)}; use "
             "the path of the set"
         )
     by_split: dict[str, list[Path]] = {}
@@ -149,7 +149,7 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
         return files
     names = ", ".join(name or "files without a split" for name in by_split)
     raise UserError(
-        f"{where}: found {names} in {str(folder)!r}, but no {split} files; write the path of a file"
+        f"{where}: found {names} in {str(folder)!r}, but no {split} files; use the path of a file"
     )
 
 
@@ -177,8 +177,8 @@ def _module(name: str, where: str, what: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise UserError(
-            f"{where}: {what} needs {name}, which is not installed; write pip install "
-            '-e ".[hub]" in a clone'
+            f'{where}: {what} needs {name}, which is not installed; run pip install -e ".[hub]" '
+            "in a clone of the repository"
         ) from None
 
 
@@ -186,7 +186,7 @@ def _download(path: str, where: str) -> Path:
     """Downloads a dataset of the hub unless the local cache contains all of its files."""
     match = _HUB_NAME.fullmatch(path)
     if match is None:
-        raise UserError(f"{where}: found {path!r}; write hf://OWNER/NAME or hf://OWNER/NAME/FOLDER")
+        raise UserError(f"{where}: found {path!r}; use hf://OWNER/NAME or hf://OWNER/NAME/FOLDER")
     hub = _module("huggingface_hub", where, "a dataset of the hub")
     inside = (match["inside"] or "").strip("/")
     if Path(inside).suffix.lower() in SUFFIXES:
@@ -206,8 +206,8 @@ def _download(path: str, where: str) -> Path:
     except Exception as error:
         raise SetNotFound(
             where,
-            f"can't get {match['repo']!r} from the hub ({reason_of(error)})",
-            "check the name and the network, or write the path of a downloaded copy",
+            f"{match['repo']!r} can't be downloaded from the hub ({reason_of(error)})",
+            "check the name and the network, or use the path of a downloaded copy",
         ) from None
     return Path(root) / inside
 
@@ -226,11 +226,11 @@ def _read(file: Path, where: str) -> list[Record]:
         return [row for _, row in parse_lines(text)]
     except OSError as error:
         raise UserError(
-            f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
+            f"{where}: {str(file)!r} can't be read ({error.strerror or error}); use another path"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
+            f"{where}: {file.name} is not UTF-8 at byte {error.start}; use a text file in UTF-8"
         ) from None
     except DuplicateName as error:
         raise UserError(f"{where}: {file.name}: {error}") from None
@@ -253,8 +253,8 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise UserError(
-                f"{where}: {file.name} entry {number}: found {type(row).__name__}; write a list of "
-                "objects"
+                f"{where}: {file.name} entry {number}: found {type(row).__name__} instead of an "
+                "object; use a list of objects"
             )
     return rows
 
@@ -271,14 +271,14 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     except csv.Error as error:
         line = reader.reader.line_num
         raise UserError(
-            f"{where}: {file.name} line {line}: {error}; write a CSV with a header line"
+            f"{where}: {file.name} line {line}: {error}; use a CSV file with a header line"
         ) from None
     check_once(reader.fieldnames or ())
     for number, row in enumerate(rows, start=1):
         # DictReader stores additional fields under the key None, and None for missing fields.
         if None in row or None in row.values():
             raise UserError(
-                f"{where}: {file.name} row {number}: has not as many fields as the header; put "
+                f"{where}: {file.name} row {number} has fewer or more fields than the header; put "
                 "texts with commas in quotes"
             )
     return rows
@@ -293,8 +293,8 @@ def _read_parquet(file: Path, where: str) -> list[Record]:
     # Depending on the damage, pyarrow raises its own errors or OSError.
     except Exception as error:
         raise UserError(
-            f"{where}: {file.name} is no Parquet file that can be read ({reason_of(error)}); "
-            "write another path"
+            f"{where}: {file.name} is not a readable Parquet file ({reason_of(error)}); use "
+            "another path"
         ) from None
     check_once(table.column_names)
     cells = [_column_cells(column, pyarrow) for column in table.columns]

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None) -> None:
         prog="bacr report",
         description="Writes the report of a run, finished or in progress, or one page that "
         "compares several runs, and prints its path.",
-        advice="write bacr report --run DIR",
+        advice="run bacr report --run DIR",
     )
     parser.add_argument(
         "--run",
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None) -> None:
         print(write_comparison(arguments.run, arguments.label, arguments.out))
     elif arguments.label:
         raise UserError(
-            "--label: is only used with several runs; write a second --run, or no --label"
+            "--label has no effect with only one run; pass a second --run, or no --label"
         )
     else:
         print(write_report(arguments.run[0], arguments.out))

@@ -136,7 +136,7 @@ def thinking_by_verdict(name: str, summary: Summary) -> Table:
 
 
 def _cut_early(dense: Dense) -> str:
-    """Returns the label of a dense curve, which contains the budget in its prompts."""
+    """Returns the label of a dense curve, which names the budget in the prompts of its traces."""
     # Earlier versions named the field `told`.
     budget = max(
         curve["budget"] if "budget" in curve else curve["told"] for curve in dense.values()

@@ -18,7 +18,11 @@ from bacr_jax.report.training_charts import budget_charts, training_charts
 
 
 def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
-    """Draws accuracy by budget and by tokens used, for each decoding; True if it succeeds."""
+    """Draws accuracy by budget and by tokens used, with a chart for each decoding mode.
+
+    Returns:
+      True if the picture was written. If drawing fails, a warning is printed instead.
+    """
     return pictures.attempt(path, title, _accuracies, policies)
 
 

@@ -239,7 +239,7 @@ def _evaluations(run: RunData) -> list[Part]:
             tables = evaluation.tables(results)
             title = f"{results['name']} ({path.parent.name})"
         except ODD:
-            raise UserError(f"{path}: is damaged; run its evaluation again") from None
+            raise UserError(f"{path} is damaged; run its evaluation again") from None
         parts.append({"fold": title, "closed": False, "inside": list(map(_table, tables))})
     return parts
 
@@ -472,12 +472,12 @@ def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
     """
     path = default if out is None else out
     if path.is_dir():
-        raise UserError(f"--out {path}: is a folder; write the name of a file")
+        raise UserError(f"--out {path} is a folder; use the name of a file")
     if out is not None and not out.absolute().parent.is_dir():
-        raise UserError(f"--out {path}: its folder does not exist; make it first")
+        raise UserError(f"--out {path}: its folder does not exist; create it first")
     inside = any(path.resolve().is_relative_to(folder.resolve()) for folder in runs)
     if inside and path.exists() and path.suffix != ".html":
-        raise UserError(f"--out {path}: is a file of the run; write another, such as report.html")
+        raise UserError(f"--out {path} is a file of the run; use another name, such as report.html")
     return path
 
 

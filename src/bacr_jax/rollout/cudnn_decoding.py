@@ -143,6 +143,6 @@ def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtyp
         reason = lines[0] if lines else type(error).__name__
         raise UserError(
             f"rollout.attention: cuDNN has no attention for {rows} rows of {length} keys, {heads} "
-            f"heads of {head_dim} and groups of {group} here ({reason[:200]}); write "
+            f"heads of {head_dim} and groups of {group} here ({reason[:200]}); set "
             "rollout.attention=xla"
         ) from error

@@ -104,18 +104,18 @@ class SlotDecoder:
     """
 
     def __init__(
-        self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: SamplingSetup
+        self, params: DecodeParams, prompts: Prompts, key: jax.Array, setup: SamplingSetup
     ):
         """Creates a decoder whose slots are free. The arguments are as for `rollouts.generate`.
 
         Raises:
-          UserError: `sampler.phi_of` is set but the model has no budget conditioning or no gates
+          UserError: `setup.phi_of` is set but the model has no budget conditioning or no gates
             for the budget embedding, or cuDNN has no kernel for these shapes.
         """
-        spec = sampler.spec
-        if sampler.phi_of is not None and (spec.conditioning is None or params.gates is None):
+        spec = setup.spec
+        if setup.phi_of is not None and (spec.conditioning is None or params.gates is None):
             raise UserError(
-                "rollout: phi_of is given, and the decode copy has no gates or the spec no "
+                "rollout: phi_of is set, but the decode copy has no gates or the spec no "
                 "conditioning; take all three from one policy, or leave phi_of out"
             )
         self.spec = spec
@@ -125,9 +125,9 @@ class SlotDecoder:
         self.sizes = spec.batch_sizes()
         check_kernel(spec, self.lengths[-1])
         self._params = params
-        self._phi_of = sampler.phi_of
-        self._rules = sampler.rules
-        self.set_sampling(key, sampler.sampling)
+        self._phi_of = setup.phi_of
+        self._rules = setup.rules
+        self.set_sampling(key, setup.sampling)
         self._state = _free_slots(
             spec=spec.decode,
             slots=spec.slots,

@@ -35,7 +35,7 @@ from bacr_jax.rollout.probe import (
 )
 from bacr_jax.rollout.rollouts import Rollout
 from bacr_jax.rollout.rows import Callbacks, RolloutRequest, SamplingSetup
-from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, together
+from bacr_jax.rollout.served import AnsweredRow, AskedRow, RemoteSampling, ask, together
 from bacr_jax.types import Params, Poll, Prompts
 
 # Seconds between two connection attempts to a server that is still starting.
@@ -73,8 +73,8 @@ class SampleTraces(Protocol):
         prompts: Prompts,
         rows: RolloutRequest,
         key: jax.Array,
-        sampler: SamplingSetup,
-        listeners: Callbacks,
+        setup: SamplingSetup,
+        callbacks: Callbacks,
     ) -> Rollout:
         """Samples a rollout with the loaded parameters.
 
@@ -92,7 +92,7 @@ class Fleet:
 
     Attributes:
       servers: all servers.
-      asking: settings of remote sampling.
+      remote_sampling: settings of remote sampling.
       probe: functions with which the learner checks that each server samples with the right
         weights (`probe`).
       write: function that writes parameters to a new folder in Hugging Face format.
@@ -109,7 +109,7 @@ class Fleet:
     """
 
     servers: Sequence[Server]
-    asking: Asking
+    remote_sampling: RemoteSampling
     probe: Probe
     write: Callable[[Params, Path], Any]
     folder: Path
@@ -135,11 +135,11 @@ class Fleet:
         prompts: Prompts,
         rows: RolloutRequest,
         key: jax.Array,
-        sampler: SamplingSetup,
-        listeners: Callbacks,
+        setup: SamplingSetup,
+        callbacks: Callbacks,
     ) -> Rollout:
         """Samples a rollout with the servers; see `SampleTraces.generate`."""
-        return ask(prompts, rows, key, sampler, listeners, self._sample_row)
+        return ask(prompts, rows, key, setup, callbacks, self._sample_row)
 
     async def _sample_row(self, asked: AskedRow) -> AnsweredRow:
         """Samples a trace with the least loaded server. If that server is lost, tries another one.
@@ -150,13 +150,13 @@ class Fleet:
         """
         while True:
             if not self.alive:
-                raise ServersLost("rollout.urls: no server is left")
+                raise ServersLost("rollout.urls: none of the servers responds any more")
             server = min(self.alive, key=lambda server: self._load.get(server.url, 0))
             load = self._load.get(server.url, 0)
             self._load[server.url] = load + asked.limit
             complete = functools.partial(self._complete, server)
             try:
-                return await self.asking.row(asked, complete)
+                return await self.remote_sampling.row(asked, complete)
             except UserError:
                 raise
             except ValueError as error:
@@ -183,8 +183,8 @@ class Fleet:
             raise
         if tokens and not logprobs:
             raise EngineError(
-                f"{server.url}: returns no log-probabilities; start it with "
-                "--logprobs-mode processed_logprobs"
+                f"{server.url} returns no log-probabilities; start it with --logprobs-mode "
+                "processed_logprobs"
             )
         check_logprobs(server.url, logprobs, len(tokens))
         return tokens, logprobs
@@ -221,7 +221,7 @@ class Fleet:
         pushes = [self._push(server, path, version) for server in self.servers]
         asyncio.run(together(pushes, len(pushes), poll))
         if not self.alive:
-            raise ServersLost("rollout.urls: no server took the weights")
+            raise ServersLost("rollout.urls: none of the servers accepted the weights")
         self.version = version
         for old in set(self.folder.glob("version-*")) - {path}:
             shutil.rmtree(old, ignore_errors=True)
@@ -241,8 +241,8 @@ class Fleet:
             shutil.rmtree(path, ignore_errors=True)
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"rollout.weights_dir={self.folder}: can't store the policy ({reason}); write a "
-                "folder with more space"
+                f"rollout.weights_dir={self.folder}: the policy can't be stored there ({reason}); "
+                "use a folder with more space"
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
@@ -272,7 +272,7 @@ class Fleet:
                 break
             time.sleep(_START_INTERVAL)
         if len(missing) == len(self.servers):
-            raise ServersLost(f"rollout.urls: no server responds after {_START_TIMEOUT:g} s")
+            raise ServersLost(f"rollout.urls: no server has responded after {_START_TIMEOUT:g} s")
 
     async def _start_problem(self, server: Server) -> str | None:
         """Returns the reason to wait for a server, or None if the server has started."""
@@ -373,7 +373,7 @@ class Fleet:
                 for prompt, (ids, _) in zip(prompts, reply):
                     contexts.append(dataclasses.replace(prompt, response=tuple(ids)))
                 return contexts
-        raise ServersLost("rollout.urls: no server is left")
+        raise ServersLost("rollout.urls: none of the servers responds any more")
 
     async def _continue(
         self, server: Server, contexts: Sequence[Context], lengths: Sequence[int]
@@ -399,13 +399,13 @@ class Fleet:
             sampling = Sampling(1.0, 1.0, index)
             tokens, logprobs = await self._complete(server, call, sampling, 0, xargs)
             try:
-                check_tokens(self.asking.rules, tokens, length)
+                check_tokens(self.remote_sampling.rules, tokens, length)
                 if len(tokens) < length:
                     raise ValueError(f"{length} were requested")
             except ValueError as error:
                 raise UserError(
-                    f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
-                    f"{shown(tokens)} ({error}); start it again (docs/vllm-training.md)"
+                    f"rollout.urls: {server.url} returns the tokens {shown(tokens)} for a fixed "
+                    f"prompt ({error}); start it again (docs/vllm-training.md)"
                 ) from None
             return tokens, logprobs
 

@@ -70,8 +70,8 @@ def generate(
     prompts: Prompts,
     rows: RolloutRequest,
     key: jax.Array,
-    sampler: SamplingSetup,
-    listeners: Callbacks = Callbacks(),
+    setup: SamplingSetup,
+    callbacks: Callbacks = Callbacks(),
 ) -> Rollout:
     """Samples thinking under token budgets, then an answer at every truncation point (cut).
 
@@ -88,17 +88,17 @@ def generate(
       prompts: prompts of all rows.
       rows: budgets, cuts and ids of all rows.
       key: PRNG key of this rollout, or one key for each of C streams.
-      sampler: sampling settings.
-      listeners: callbacks.
+      setup: sampling settings.
+      callbacks: functions to call during the rollout.
 
     Raises:
       UserError: a prompt, budget or cut is invalid, or logits are non-finite. The message contains
         the id of the row.
     """
-    request = check_request(prompts, rows, key, sampler)
-    with phase_memory("prefill", slots=sampler.spec.slots):
-        engine = SlotDecoder(params, prompts, key, sampler)
-    loop = RolloutLoop(engine, request, listeners)
+    request = check_request(prompts, rows, key, setup)
+    with phase_memory("prefill", slots=setup.spec.slots):
+        engine = SlotDecoder(params, prompts, key, setup)
+    loop = RolloutLoop(engine, request, callbacks)
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
@@ -106,8 +106,8 @@ def generate(
             loop.decode_trunks()
         with loop.timed("answer_s"):
             answered = loop.answer_ended()
-        if answered and listeners.on_rows is not None:
-            listeners.on_rows(*loop.answered[-1])
+        if answered and callbacks.on_rows is not None:
+            callbacks.on_rows(*loop.answered[-1])
     return loop.rollout()
 
 
@@ -126,12 +126,12 @@ class RolloutLoop:
         in the order in which the batches finished.
     """
 
-    def __init__(self, engine: SlotDecoder, rows: ResolvedRequest, listeners: Callbacks):
+    def __init__(self, engine: SlotDecoder, rows: ResolvedRequest, callbacks: Callbacks):
         """Puts all rows (one trace each) into the queue."""
         spec = engine.spec
         self.engine = engine
         self.rows = rows
-        self.listeners = listeners
+        self.callbacks = callbacks
         self.scheduler = Scheduler(rows.limits, spec.slots, engine.sizes, spec.row_shards)
         self.sampled = np.zeros(len(rows.limits), np.int64)
         self.ended = np.ones(spec.slots, bool)
@@ -180,14 +180,14 @@ class RolloutLoop:
         self.work["slot_steps"] += engine.spec.chunk * engine.spec.slots
         self.ended = ended.copy()
         check_finite(slot_row[occupied & broken], self.rows.ids, "thinking")
-        if self.listeners.on_tokens is not None:
-            self._report_tokens(self.listeners.on_tokens, sampled)
+        if self.callbacks.on_tokens is not None:
+            self._report_tokens(self.callbacks.on_tokens, sampled)
         self.sampled[slot_row[occupied]] = sampled[occupied]
         self._poll()
 
     def _poll(self) -> None:
-        if self.listeners.poll is not None:
-            self.listeners.poll()
+        if self.callbacks.poll is not None:
+            self.callbacks.poll()
 
     def _report_tokens(
         self, on_tokens: Callable[[int, np.ndarray], None], sampled: Int[np.ndarray, "slots"]
@@ -268,7 +268,7 @@ class RolloutLoop:
           The rows' prompts with thinking (trunks) and answers (branches), on the host.
         """
         engine = self.engine
-        on_answer = self.listeners.on_answer
+        on_answer = self.callbacks.on_answer
         indices = self.scheduler.slot_row[slots]
         opened = engine.open_branches(slots, cuts, wanted, first_cut)
         total, steps = engine.answer_steps
@@ -351,7 +351,7 @@ def precompile(
     params: DecodeParams,
     prompts: Prompts,
     num_cuts: int,
-    sampler: SamplingSetup,
+    setup: SamplingSetup,
     *,
     rows: int | None = None,
     on_program: Callable[[int, int], None] | None = None,
@@ -366,15 +366,15 @@ def precompile(
       params: parameters of the policy, as a copy in the layout for decoding.
       prompts: any prompts with the padded width of later calls.
       num_cuts: number of truncation points per trace in later calls.
-      sampler: settings of later calls. Of the sampling parameters, only `truncated` matters.
+      setup: settings of later calls. Of the sampling parameters, only `truncated` matters.
       rows: number of traces in later calls. Decoding slots are only refilled if there are more
         traces than slots. None compiles for any number of traces.
       on_program: callback that is called with (number of finished programs, total number of
         programs) before each program and after the last one. It may raise an exception to skip the
         remaining programs.
     """
-    engine = SlotDecoder(params, prompts, jax.random.key(0), sampler)
-    refilled = rows is None or rows > sampler.spec.slots
+    engine = SlotDecoder(params, prompts, jax.random.key(0), setup)
+    refilled = rows is None or rows > setup.spec.slots
     programs = _programs(engine, num_cuts, refilled=refilled, rows=rows)
     report = on_program or (lambda finished, total: None)
     for finished, program in enumerate(programs):

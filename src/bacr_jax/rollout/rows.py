@@ -143,7 +143,7 @@ class Callbacks:
 
 
 def check_request(
-    prompts: Prompts, rows: RolloutRequest, key: jax.Array, sampler: SamplingSetup
+    prompts: Prompts, rows: RolloutRequest, key: jax.Array, setup: SamplingSetup
 ) -> ResolvedRequest:
     """Checks a request and fills in its defaults.
 
@@ -154,31 +154,31 @@ def check_request(
       prompts: prompts of all rows.
       rows: the request.
       key: PRNG key of the rollout, or one key per stream.
-      sampler: sampling settings.
+      setup: sampling settings.
 
     Raises:
       UserError: a row, a key or the sampling settings are invalid.
     """
-    request = rows.complete(sampler.spec)
-    _check_shapes(prompts, request, sampler)
-    _check_rows(prompts, request, sampler.spec)
-    _check_streams(key, sampler.sampling, rows.streams)
-    cuts = with_grace(request.cuts, request.limits, sampler.spec.grace)
+    request = rows.complete(setup.spec)
+    _check_shapes(prompts, request, setup)
+    _check_rows(prompts, request, setup.spec)
+    _check_streams(key, setup.sampling, rows.streams)
+    cuts = with_grace(request.cuts, request.limits, setup.spec.grace)
     return dataclasses.replace(request, cuts=cuts)
 
 
-def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: SamplingSetup) -> None:
+def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup) -> None:
     """Raises UserError if the numbers of rows or token ids do not match.
 
     Also raises UserError if `max_parallel_cuts` is combined with several answers per cut.
     """
-    spec = sampler.spec
-    num_ids = sampler.rules.allowed_tokens.shape[0]
+    spec = setup.spec
+    num_ids = setup.rules.allowed_tokens.shape[0]
     if num_ids != spec.config.vocab_size:
         raise UserError(
-            f"rollout: rules for {num_ids} token ids, the model has "
+            f"rollout: the rules have {num_ids} token ids, but the model has "
             f"{spec.config.vocab_size} rows of the embedding; build the rules with the model's "
-            "vocab_size and a tokenizer that is no larger"
+            "vocab_size and a tokenizer that is not larger"
         )
     num_prompts = len(prompts.tokens)
     num_lengths = len(prompts.lengths)
@@ -186,18 +186,16 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: SamplingSetu
     counts.update(len(column) for column in vars(rows).values())
     if len(counts) > 1:
         raise UserError(
-            f"rollout: {num_prompts} prompts, {num_lengths} lengths, {len(rows.budgets)} budgets, "
-            f"{len(rows.cuts)} rows of cuts, {len(rows.ids)} row ids, {len(rows.limits)} limits, "
-            f"{len(rows.streams)} streams; write one of each per row"
+            f"rollout: found {num_prompts} prompts, {num_lengths} lengths, {len(rows.budgets)} "
+            f"budgets, {len(rows.cuts)} rows of cuts, {len(rows.ids)} row ids, {len(rows.limits)} "
+            f"limits and {len(rows.streams)} streams; pass one of each per row"
         )
     if not num_prompts:
-        raise UserError("rollout: no rows; write at least one")
+        raise UserError("rollout: there are no rows; pass at least one")
     if spec.max_parallel_cuts is not None and spec.answers > 1:
         raise UserError(
-            f"rollout: max_parallel_cuts={spec.max_parallel_cuts} with {spec.answers} answers at "
-            "each "
-            "cut; "
-            "write max_parallel_cuts=None, or answers=1"
+            f"rollout: max_parallel_cuts={spec.max_parallel_cuts} can't be used with "
+            f"{spec.answers} answers at each cut; set max_parallel_cuts=None, or answers=1"
         )
 
 
@@ -216,29 +214,31 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
             row = int(np.argmax(is_bad))
             raise UserError(f"rollout row {rows.ids[row]}: {describe(row)}")
 
-    refuse(lengths < 1, lambda i: "empty prompt; write at least one token")
+    refuse(lengths < 1, lambda i: "its prompt is empty; pass at least one token")
     refuse(
         lengths > width,
-        lambda i: f"prompt of {lengths[i]} tokens, but prompts are {width} wide; shorten it",
+        lambda i: (
+            f"found a prompt of {lengths[i]} tokens, but prompts are {width} wide; shorten it"
+        ),
     )
     in_prompt = np.arange(width) < lengths[:, None]
     is_unknown = in_prompt & ((tokens < 0) | (tokens >= spec.config.vocab_size))
     refuse(
         is_unknown.any(1),
         lambda i: (
-            f"prompt token {tokens[i][is_unknown[i]][0]}, but the model has "
-            f"{spec.config.vocab_size} ids; write the ids of the model's tokenizer"
+            f"found the prompt token {tokens[i][is_unknown[i]][0]}, but the model has "
+            f"{spec.config.vocab_size} ids; use ids of the model's tokenizer"
         ),
     )
     refuse(
         ((budgets < 0) & (budgets != NO_BUDGET)) | (budgets > longest),
-        lambda i: f"budget {budgets[i]}; write 0..{longest} tokens (or NO_BUDGET)",
+        lambda i: f"found the budget {budgets[i]}; use 0 to {longest} tokens (or NO_BUDGET)",
     )
     refuse(
         (limits < 0) | (limits > longest),
-        lambda i: f"limit {limits[i]}; write 0..{longest} tokens",
+        lambda i: f"found the limit {limits[i]}; use 0 to {longest} tokens",
     )
-    refuse((cuts < 0).any(1), lambda i: f"cut {cuts[i].min()}; write 0 or more tokens")
+    refuse((cuts < 0).any(1), lambda i: f"found a cut at {cuts[i].min()}; use 0 or more tokens")
 
 
 def _check_streams(
@@ -251,23 +251,23 @@ def _check_streams(
       streams: index of each row's key and temperature. None if it was not specified.
     """
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise UserError("rollout: found an old-style key; write jax.random.key(seed)")
+        raise UserError("rollout: found an old-style key; use jax.random.key(seed)")
     num_keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (num_keys,):
         raise UserError(
-            f"rollout: {sampling.temperature.shape[0]} temperatures for {num_keys} keys; write one "
-            "for each, or a single one"
+            f"rollout: found {sampling.temperature.shape[0]} temperatures for {num_keys} keys; "
+            "pass one for each, or a single one"
         )
     if key.ndim == 0:
         return
     if streams is None:
         raise UserError(
-            f"rollout: {num_keys} keys and no streams; write the index of each row's key"
+            f"rollout: found {num_keys} keys and no streams; pass the index of each row's key"
         )
     if len(streams) and not 0 <= streams.min() <= streams.max() < num_keys:
         raise UserError(
-            f"rollout: streams from {streams.min()} to {streams.max()}; write 0..{num_keys - 1}, "
-            f"one of the {num_keys} keys"
+            f"rollout: found streams from {streams.min()} to {streams.max()}; use 0 to "
+            f"{num_keys - 1}, the index of one of the {num_keys} keys"
         )
 
 
@@ -282,6 +282,7 @@ def check_finite(broken_rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], p
     if len(broken_rows):
         raise UserError(
             f"rollout row {ids[broken_rows[0]]}: logits are not finite while decoding its {part} "
-            f"({len(broken_rows)} such rows); the weights hold NaN or infinity, or bfloat16 "
-            "overflows: go back to an earlier checkpoint or write model.compute_dtype=float32"
+            f"({len(broken_rows)} such rows), because the weights contain NaN or infinity, or "
+            "bfloat16 overflows; go back to an earlier checkpoint, or set "
+            "model.compute_dtype=float32"
         )

@@ -88,7 +88,7 @@ class AnsweredRow:
 
 
 @dataclass(frozen=True)
-class Asking:
+class RemoteSampling:
     """Settings of remote sampling.
 
     Attributes:
@@ -156,7 +156,7 @@ class Asking:
 
 
 def without_tag(environment: TaskData) -> Callable[[Sequence[int]], int]:
-    """Builds the function `Asking.without_tag`, which counts the tokens before the closing tag."""
+    """Builds `RemoteSampling.without_tag`, which counts the tokens before the closing tag."""
     table = compile_stop_string(
         environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
     )
@@ -167,23 +167,23 @@ def ask(
     prompts: Prompts,
     rows: RolloutRequest,
     key: jax.Array,
-    sampler: SamplingSetup,
-    listeners: Callbacks,
+    setup: SamplingSetup,
+    callbacks: Callbacks,
     answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
     """Runs a rollout whose rows (one trace each) are sampled by servers.
 
-    At most `sampler.spec.slots` rows are sampled at the same time.
+    At most `setup.spec.slots` rows are sampled at the same time.
 
     Args:
-      prompts, rows, key, sampler, listeners: as for `rollouts.generate`.
+      prompts, rows, key, setup, callbacks: as for `rollouts.generate`.
       answered: async function that samples a row. If it raises an exception, the rollout is
         canceled.
     """
-    spec = sampler.spec
-    request = check_request(prompts, rows, key, sampler)
+    spec = setup.spec
+    request = check_request(prompts, rows, key, setup)
     prompt_width = prompts.tokens.shape[1]
-    suffix_length = sampler.rules.suffix_length
+    suffix_length = setup.rules.suffix_length
 
     def to_trunks(rows: Sequence[AnsweredRow]) -> Trunks:
         return as_trunks(rows, width=prompt_width + spec.max_sampled, sampled=spec.max_sampled)
@@ -193,20 +193,20 @@ def ask(
         return as_branches(rows, width=width, sampled=spec.answer_tokens)
 
     def report(rows: dict[int, AnsweredRow]) -> None:
-        if listeners.on_rows is not None:
+        if callbacks.on_rows is not None:
             ended = list(rows.values())
             indices = np.array(list(rows))
-            listeners.on_rows(indices, to_trunks(ended), to_branches(ended))
+            callbacks.on_rows(indices, to_trunks(ended), to_branches(ended))
 
-    work = [answered(asked) for asked in asked_rows(prompts, request, key, sampler)]
-    answered_rows = asyncio.run(together(work, spec.slots, listeners.poll, report))
+    work = [answered(asked) for asked in asked_rows(prompts, request, key, setup)]
+    answered_rows = asyncio.run(together(work, spec.slots, callbacks.poll, report))
     trunks = to_trunks(answered_rows)
     branches = to_branches(answered_rows)
     return Rollout(trunks, branches, sampled_counters(trunks, branches))
 
 
 def asked_rows(
-    prompts: Prompts, rows: ResolvedRequest, key: jax.Array, sampler: SamplingSetup
+    prompts: Prompts, rows: ResolvedRequest, key: jax.Array, setup: SamplingSetup
 ) -> list[AskedRow]:
     """Converts the rows (traces) of a rollout to requests for servers.
 
@@ -217,8 +217,8 @@ def asked_rows(
     words_per_key = key_data.shape[-1]
     keys = np.asarray(key_data).reshape(-1, words_per_key)
     # Round, because temperatures such as 0.6 have more digits when they are converted from float32.
-    temperatures = np.asarray(sampler.sampling.temperature, float).reshape(-1).round(6)
-    top_p = round(float(sampler.sampling.top_p), 6)
+    temperatures = np.asarray(setup.sampling.temperature, float).reshape(-1).round(6)
+    top_p = round(float(setup.sampling.top_p), 6)
     asked = []
     for index, stream in enumerate(rows.streams.tolist()):
         entropy = [*keys[stream].tolist(), int(rows.ids[index])]

@@ -131,8 +131,8 @@ def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[
         ]
         if differences:
             return (
-                f"process {process} on {hosts[process]}: is not of the run of process 0 on "
-                f"{hosts[0]}, and differs in {first_of(differences, _MAX_LISTED)}; start all "
+                f"process {process} on {hosts[process]} does not belong to the run of process 0 "
+                f"on {hosts[0]}: it differs in {first_of(differences, _MAX_LISTED)}; start all "
                 "processes with the same command, files, versions and environment"
             )
     return None

@@ -76,7 +76,7 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     record = files.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
     if record.get("digest") != _text_digest(content):
-        raise DigestMismatch("meta: not what was saved, or saved before checkpoints had digests")
+        raise DigestMismatch("meta differs from what was saved, or was saved without digests")
     return content["meta"], content["digests"]
 
 
@@ -202,7 +202,7 @@ def check_policy(state: Path) -> None:
         metadata.item_metadata.tree["train"]["policy"]
     # A missing or damaged metadata file raises one of these exceptions.
     except (AttributeError, KeyError, TypeError, ValueError, OSError):
-        raise damaged_policy(state, "no description of a policy in it") from None
+        raise damaged_policy(state, "it contains no description of a policy") from None
 
 
 def read_meta(state: Path) -> dict[str, Any]:
@@ -228,14 +228,14 @@ def damaged_policy(state: Path, reason: str) -> UserError:
     steps = steps_in(state.parents[1])
     if steps and not state.parent.exists():
         return UserError(
-            f"{state.parent}: was dropped by its run, which continues; run the same command "
-            f"again, or write --step {steps[-1]}"
+            f"{state.parent} was deleted by its run, which is still training; run the same "
+            f"command again, or pass --step {steps[-1]}"
         )
     older = [step for step in steps if step < int(state.parent.name)]
     instead = f", or use the one before: --step {older[-1]}" if older else ""
     return UserError(
-        f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint "
-        f"again{instead}"
+        f"{state}: the policy can't be read, because the checkpoint is damaged ({reason}); copy "
+        f"the run's checkpoint again{instead}"
     )
 
 
@@ -409,7 +409,7 @@ class Checkpoints:
         if step is None:
             step = self.latest
         if step is None:
-            raise UserError(f"{self.folder}: holds no finished checkpoint")
+            raise UserError(f"{self.folder} contains no finished checkpoint")
         # Uncommitted arrays are restored to the host and stay uncommitted. If they were
         # committed to one of several devices, they could not be combined with arrays that
         # are sharded over all devices.
@@ -448,8 +448,9 @@ class Checkpoints:
             if disk_error is None:
                 raise
             raise UserError(
-                f"{self.folder}: can't be written ({disk_error}); free disk space or correct the "
-                "permissions, and the same command continues from the last checkpoint"
+                f"{self.folder}: checkpoints can't be written ({disk_error}); free disk space or "
+                "change the permissions, and run the same command again to continue from the last "
+                "checkpoint"
             ) from None
 
     @contextlib.contextmanager
@@ -459,9 +460,9 @@ class Checkpoints:
             yield
         # A damaged checkpoint can raise almost any exception.
         except Exception as error:
-            cause = "damaged"
+            cause = "is damaged"
             if not isinstance(error, DigestMismatch):
-                cause += ", or of another model than this config's"
+                cause += ", or belongs to another model than this config's"
             raise UserError(self._unreadable(step, f"{cause} ({reason_of(error)})")) from None
 
     def _unreadable(self, step: int, cause: str) -> str:
@@ -469,6 +470,6 @@ class Checkpoints:
         older = [other for other in self.steps if other < step]
         alternative = f"step {older[-1]}" if older else "the start"
         return (
-            f"{self.folder / str(step)}: {cause}; remove it, and the same command continues from "
-            f"{alternative}"
+            f"{self.folder / str(step)} {cause}; remove it, and run the same command again to "
+            f"continue from {alternative}"
         )

@@ -57,15 +57,15 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
     paths = RunPaths(folder)
     steps = steps_in(paths.checkpoints)
     if not steps:
-        raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
+        raise UserError(f"--run {folder} contains no finished checkpoint; let the run save one")
     newest = steps[-1]
     step: Any = requested
     best = _read_best(paths, required=requested in (None, BEST))
     if requested == BEST:
         if best is None:
             raise UserError(
-                f"--step {BEST}: {folder} holds no evaluation made in or after training; write "
-                f"the number of a step, or {NEWEST}"
+                f"--step {BEST}: {folder} contains no evaluation made during or after training; "
+                f"use the number of a step, or {NEWEST}"
             )
         step = best["step"]
     elif requested is None and best is not None and best["set"] is not None:
@@ -74,7 +74,7 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
         step = newest
     if step not in steps:
         raise UserError(
-            f"--step {step}: {folder} holds no such checkpoint; write one of "
+            f"--step {step}: {folder} contains no such checkpoint; use one of "
             f"{', '.join(map(str, steps))}"
         )
     return ChosenStep(folder, step, newest, requested, best)
@@ -95,7 +95,7 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
         if not required:
             return None
         raise UserError(
-            f"{paths.best}: is damaged; write --step and the number of a step, or --step {NEWEST}"
+            f"{paths.best} is damaged; pass --step with the number of a step, or --step {NEWEST}"
         ) from None
 
 

@@ -173,7 +173,7 @@ def verify(tree: Any, expected: Mapping[str, str]) -> None:
     actual = digests(tree)
     wrong = [path for path, digest in actual.items() if digest != expected.get(path)]
     if wrong:
-        raise DigestMismatch(f"{first_of(wrong)}: not what was saved")
+        raise DigestMismatch(f"{first_of(wrong)} differs from what was saved")
 
 
 def check_replicas(tree: Any) -> None:

@@ -85,9 +85,9 @@ def read_config_file(path: Path) -> Config:
     is_sealed = first_line.startswith(_SEAL)
     config = config_io.load([path], accept_earlier=is_sealed)
     if not text.strip():
-        raise UserError(f"{path}: is empty; put it back as it was")
+        raise UserError(f"{path} is empty; restore its original content")
     if is_sealed and first_line.removeprefix(_SEAL) != _digest(rest):
-        raise UserError(f"{path}: is not as the run wrote it; put it back as it was")
+        raise UserError(f"{path} is not the file that the run wrote; restore its original content")
     return config
 
 
@@ -293,14 +293,14 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
       UserError: the path is a file, or the folder contains other files but no `marker`.
     """
     if path.exists() and not path.is_dir():
-        raise UserError(f"{where}: is a file; write the name of a folder")
+        raise UserError(f"{where} is a file; use the name of a folder")
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
     # A process that is killed while it creates the folder leaves a lock file and temporary
     # files.
     entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
     if entries and marker not in entries:
         raise UserError(
-            f"{where}: is not empty and holds no {what} (found {entries[0]!r}); write "
+            f"{where} is not empty and contains no {what} (found {entries[0]!r}); use "
             f"{free_folder(where, path)}"
         )
     return bool(entries)
@@ -315,37 +315,37 @@ def _refuse_foreign_folder(
         if resume != "required":
             return
         raise UserError(
-            f"{where}: holds no run to continue; write the folder of one, or leave out "
-            "--resume required"
+            f"{where} contains no run to continue; use the folder of a run, or leave out --resume "
+            "required"
         )
     if resume == "never":
         raise UserError(
-            f"{where}: holds a run already; write {free_folder(where, path)}, or leave out "
+            f"{where} already contains a run; use {free_folder(where, path)}, or leave out "
             "--resume never"
         )
     try:
         differing = _differing(path / _CONFIG, values)
     except UserError as error:
         raise UserError(
-            f"{where}: holds a run whose config can't be read ({error}); write "
+            f"{where} contains a run whose config can't be read ({error}); use "
             f"{free_folder(where, path)}"
         ) from None
     refused = {key: values for key, values in differing.items() if key not in allowed}
     if refused:
         changes = [f"{key} ({there} there, {now} now)" for key, (there, now) in refused.items()]
         raise UserError(
-            f"{where}: holds a run with another config, which differs in "
-            f"{first_of(changes, _MAX_LISTED)}; write {free_folder(where, path)} for a new run, "
-            f"the same config to resume, or {_allow_change(list(refused))}"
+            f"{where} contains a run with another config, which differs in "
+            f"{first_of(changes, _MAX_LISTED)}; use {free_folder(where, path)} for a new run, the "
+            f"same config to resume, or {_allow_change(list(refused))}"
         )
 
 
 def _allow_change(keys: Sequence[str]) -> str:
     """Returns the options with which a run is resumed with other values of these keys."""
     if len(keys) > _MAX_LISTED:
-        return "--allow-change KEY for each key that may differ from here on"
+        return "--allow-change KEY for each key that may differ from now on"
     options = " ".join(f"--allow-change {key}" for key in keys)
-    return f"{options} to go on with the new value{'s' if len(keys) > 1 else ''}"
+    return f"{options} to continue with the new value{'s' if len(keys) > 1 else ''}"
 
 
 def free_folder(where: str, path: Path) -> str:
@@ -373,7 +373,7 @@ def lock_folder(path: Path, where: str) -> TextIO:
     if lock is None:
         holder = (path / LOCK).read_text().strip() or "another process"
         raise UserError(
-            f"{where}: is in use by {holder}; wait for it, or write {free_folder(where, path)}"
+            f"{where} is in use by {holder}; wait for it, or use {free_folder(where, path)}"
         )
     return lock
 
@@ -510,5 +510,5 @@ def usable(where: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{where}: can't be used ({error.strerror}); write a folder that can be written"
+            f"{where} can't be used ({error.strerror}); use a folder in which files can be created"
         ) from None

@@ -169,9 +169,9 @@ SYMPTOMS = {
     ),
     "closed_answers": Symptom(
         _closes_less,
-        f"fewer answers are closed than at the first step (rollout/closed_answers), for "
+        "fewer answers are closed than at the first step (rollout/closed_answers), for "
         f"{SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at rollouts/; "
-        "go back to a checkpoint, and write a lower optimizer.learning_rate and "
+        "go back to a checkpoint, and set a lower optimizer.learning_rate and "
         "optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
@@ -179,22 +179,22 @@ SYMPTOMS = {
         _repeats_more,
         "more traces repeat themselves at their end than at the first step (rollout/repetition), "
         f"for {SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at "
-        "rollouts/; go back to a checkpoint, and write a lower optimizer.learning_rate and "
+        "rollouts/; go back to a checkpoint, and set a lower optimizer.learning_rate and "
         "optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
     "one_sided": Symptom(
         _one_sided,
-        "the mean advantage was more than half of its deviation below 0 in two steps in a row: the "
-        "updates mostly lower the probability of what was sampled, which ruins a policy that can "
-        "do the task. Write a lower optimizer.learning_rate, or more rollout.questions, so that "
+        "the mean advantage was more than half of its deviation below 0 in two steps in a row: "
+        "the updates mostly lower the probability of what was sampled, which ruins a policy that "
+        "can do the task. Set a lower optimizer.learning_rate, or more rollout.questions, so that "
         "the mean reward of a batch varies less",
         2,
     ),
     "update_kl": Symptom(
         _is_shortened,
-        f"the updates were more than ten times as large as optimizer.max_update_kl allows, for "
-        f"{SHORT_PATIENCE} steps (policy/update_kl): each was shortened or dropped. Write a lower "
+        "the updates were more than ten times as large as optimizer.max_update_kl allows, for "
+        f"{SHORT_PATIENCE} steps (policy/update_kl): each was shortened or dropped. Set a lower "
         "optimizer.learning_rate and optimizer.conditioning_learning_rate, or more "
         "optimizer.warmup_steps",
         SHORT_PATIENCE,
@@ -217,19 +217,19 @@ SYMPTOMS = {
     ),
     "off_centre": Symptom(
         lambda m, _: _off_centre(m),
-        "the mean advantage is more than half of its deviation away from 0, and the sampled policy "
-        "is not quite the learned one: their difference biases the gradient. Write "
+        "the mean advantage is more than half of its deviation away from 0, and the sampled "
+        "policy is not quite the learned one: their difference biases the gradient. Set "
         "loss.importance_cap=2, advantage.score_by_budget=true where budgets differ much, or "
         "advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
         lambda m, reference: m.get("mismatch/absolute", 0.0) > reference.largest_mismatch,
         "the sampler and the learner disagree about the same tokens by more than rounding "
-        "(mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
-        "samples with a temperature or top-p of its own (--logprobs-mode processed_logprobs) or in "
+        "(mismatch/absolute). With rollout.engine=vllm, a server probably has old weights, or "
+        "samples with its own temperature or top-p (--logprobs-mode processed_logprobs) or in "
         "another --dtype; with rollout.async_steps=1 the updates may be too large "
-        "(optimizer.learning_rate). Else write loss.importance_cap=2.0, or "
-        "model.compute_dtype=float32 to see whether it is rounding",
+        "(optimizer.learning_rate). Otherwise set loss.importance_cap=2.0, or "
+        "model.compute_dtype=float32 to see whether the cause is rounding",
         patience=1,
     ),
 }

@@ -81,9 +81,9 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
         before = recorded_metrics["records"]
         now = present_metrics["records"]
         raise UserError(
-            f"{paths.metrics}: is not what the run had written by step {step} "
-            f"({before} records there, {now} now, {'other ones' if now == before else 'some lost'})"
-            "; restore the file, or write another output.dir"
+            f"{paths.metrics} is not the file that the run had written by step {step} ({before} "
+            f"records then, {now} now, {'different ones' if now == before else 'some lost'}); "
+            "restore the file, or use another output.dir"
         )
     notes = []
     evaluations: Records = kept["evaluations"]

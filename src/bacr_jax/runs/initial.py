@@ -190,8 +190,8 @@ def read_base(
     expected = read_meta(state).get("base_fingerprint")
     if expected not in (None, fingerprint(params)):
         raise UserError(
-            f"{source}: holds other weights than those that the adapters in {folder} were trained "
-            "on; put them back"
+            f"{source} contains other weights than those that the adapters in {folder} were "
+            "trained on; restore the original weights"
         )
     return params
 
@@ -201,6 +201,8 @@ def _read_warmup(folder: Path, dtype: Any) -> Params:
     weights = WarmupPaths(folder.absolute()).weights
     steps = steps_in(weights)
     if not steps:
-        raise UserError(f"{folder}: holds no finished warm-up, on which the adapters were trained")
+        raise UserError(
+            f"{folder} contains no finished warm-up, on which the adapters were trained"
+        )
     params = read_part(weights / str(steps[-1]) / "state")
     return dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))

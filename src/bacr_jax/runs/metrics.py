@@ -110,8 +110,8 @@ def check_wandb(output: OutputConfig) -> None:
     """Raises UserError if `output.wandb` is set and the wandb package is not installed."""
     if output.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError(
-            "output.wandb=true: wandb is not installed; write output.wandb=false, or in a clone "
-            'pip install -e ".[wandb]"'
+            "output.wandb=true: wandb is not installed; set output.wandb=false, or run pip "
+            'install -e ".[wandb]" in a clone of the repository'
         )
 
 
@@ -151,8 +151,8 @@ class Wandb:
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"output.wandb=true: Weights & Biases did not start ({reason}); run `wandb login`, "
-                "set WANDB_MODE=offline, or name the project by WANDB_PROJECT"
+                f"output.wandb=true: Weights & Biases did not start ({reason}); run `wandb "
+                "login`, set WANDB_MODE=offline, or set WANDB_PROJECT to the name of the project"
             ) from None
         folder.wandb.mkdir(exist_ok=True)
         write_atomically(id_file, f"{identity}\n")

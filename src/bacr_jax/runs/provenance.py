@@ -90,19 +90,20 @@ def check_same_questions(
     Raises:
       UserError: the questions or the source file of a verifier differ.
     """
-    advice = "restore the file, or write another output.dir"
+    advice = "restore the file, or use another output.dir"
     if then["data_fingerprint"] != now["data_fingerprint"]:
         raise UserError(
-            f"data.train={written(train)}: its questions are not those that the run in "
-            f"{run} was trained on; {advice}"
+            f"data.train={written(train)}: its questions differ from those that the "
+            f"run in {run} was trained on; {advice}"
         )
     evaluated_before = then["evaluated_fingerprints"]
     evaluated_now = now["evaluated_fingerprints"]
     for name in sorted({*evaluated_before, *evaluated_now}):
         if evaluated_before.get(name) != evaluated_now.get(name):
             raise UserError(
-                f"data.eval: {name} is not the same questions as when the run in {run} was "
-                f"evaluated before; {advice} (evaluate --run asks a finished run other questions)"
+                f"data.eval: the questions of {name} differ from those of the run's earlier "
+                f"evaluations in {run}; {advice} (bacr evaluate --run evaluates a finished run on "
+                "other questions)"
             )
     # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
@@ -111,8 +112,8 @@ def check_same_questions(
     for name, digest in now["verifier_fingerprints"].items():
         if verifiers_before.get(name, digest) != digest:
             raise UserError(
-                f"{name}: the file is not what the run in {run} was graded by; put it back, write "
-                "another output.dir, or give the new one another name and --allow-change "
+                f"{name}: the file is not the one that graded the run in {run}; restore it, use "
+                "another output.dir, or give the new file another name and pass --allow-change "
                 f"{name.partition('=')[0]}"
             )
 
@@ -156,20 +157,20 @@ def check_same_prompts(
     changed = any(then["config"].get(key) != settings[key] for key in _PROMPT_KEYS)
     key = "model.tokenizer" if values["model.tokenizer"] else "model.path"
     folder = f"{key}={values[key]}"
-    advice = "put the files back, or write another output.dir"
+    advice = "restore the files, or use another output.dir"
     for name, digest in now.items():
         if before.get(name, digest) == digest:
             continue
         if name == "tokenizer":
             raise UserError(
-                f"{folder}: its tokenizer has another vocabulary than the run in {run} was trained "
-                f"with; {advice}"
+                f"{folder}: its tokenizer has another vocabulary than when the run in {run} was "
+                f"trained; {advice}"
             )
         if changed:
             continue
         if name == "template":
             raise UserError(
-                f"{folder}: its chat template writes other prompts, or ends turns with other "
+                f"{folder}: its chat template makes other prompts, or ends turns with other "
                 f"tokens, than when the run in {run} was trained; {advice}"
             )
         raise UserError(

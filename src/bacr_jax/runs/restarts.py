@@ -43,8 +43,9 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
     if count <= MOST_RESTARTS:
         return ""
     return (
-        f"training: stopped, since Slurm restarted job {job} {count} times and nothing was saved "
-        f"in between; look into the job's log, and submit it again. {paths.restarts} has the count"
+        f"training: stopped, because Slurm restarted job {job} {count} times and no checkpoint "
+        f"was saved in between; look into the job's log, and submit it again. {paths.restarts} "
+        "contains the count"
     )
 
 

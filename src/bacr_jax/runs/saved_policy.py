@@ -28,7 +28,7 @@ def read_config(folder: Path) -> Config:
     """Reads the config of a run. Raises UserError if it is missing or invalid."""
     path = RunPaths(folder).config
     if not path.is_file():
-        raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
+        raise UserError(f"--run {folder} contains no {path.name}; use the folder of a run")
     return run_folder.read_config_file(path)
 
 
@@ -282,5 +282,5 @@ def weights_fingerprint(folder: Path) -> str:
         return fingerprint(folder)
     except FileNotFoundError:
         raise UserError(
-            f"{folder}: holds no safetensors weights; write a Hugging Face folder"
+            f"{folder} contains no safetensors weights; use a Hugging Face folder"
         ) from None

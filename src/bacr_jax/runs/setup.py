@@ -99,7 +99,7 @@ def vocabulary_rows(model: ModelConfig, tokenizer_size: int) -> int:
             subject = model_key
         raise UserError(
             f"{where}: the tokenizer has {tokenizer_size} ids, but {subject} has only {rows} "
-            "embedding rows; write the model's own tokenizer"
+            "embedding rows; use the model's tokenizer"
         )
     return rows
 
@@ -125,13 +125,13 @@ def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: in
     for name, section in (("model", model), ("rollout", settings.rollout)):
         if section.attention == "cudnn" and (shape.head_dim % 8 or shape.head_dim > 256):
             raise UserError(
-                f"{name}.attention=cudnn: takes heads of up to 256 in steps of 8, found "
-                f"{shape.head_dim}; write {name}.attention=xla"
+                f"{name}.attention=cudnn takes heads of up to 256 in steps of 8, found "
+                f"{shape.head_dim}; set {name}.attention=xla"
             )
     if adapter.rank is not None and model.path is None and not settings.has_warmup:
         raise UserError(
-            f"adapter.rank={adapter.rank}: the frozen base would be random weights; write "
-            "model.path=FOLDER (or warmup.steps on the ledger)"
+            f"adapter.rank={adapter.rank}: the frozen base would be random weights; set "
+            "model.path=FOLDER (or warmup.steps for the ledger)"
         )
     if adapter.path is not None:
         peft.check_adapter(adapter.path, shape, adapter)
@@ -153,8 +153,8 @@ def _check_teacher(folder: str, shape: Qwen2Config) -> None:
     teacher = read_hf_config(folder)
     if teacher.vocab_size != shape.vocab_size:
         raise UserError(
-            f"distill.teacher={folder}: has {teacher.vocab_size} embedding rows, but the policy "
-            f"has {shape.vocab_size}; write a teacher with the policy's vocabulary"
+            f"distill.teacher={folder} has {teacher.vocab_size} embedding rows, but the policy "
+            f"has {shape.vocab_size}; use a teacher with the policy's vocabulary"
         )
 
 
@@ -167,7 +167,7 @@ def check_positions(limits: ResponseLimits, shape: Qwen2Config, longest_prompt: 
     answers = limits.answer_tokens
     free = shape.max_positions - longest_prompt - answers
     if largest > free:
-        advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+        advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
         raise UserError(
             f"{key}={largest}: with prompts of {longest_prompt} tokens and rollout.answer_tokens="
             f"{answers} the model's {shape.max_positions} positions leave {max(free, 0)} for "
@@ -196,8 +196,8 @@ def check_allowance(
     if allowance is not None and allowance < longest:
         raise UserError(
             f"train.micro_batch_tokens={allowance}: a row may have {longest} tokens "
-            f"({longest_prompt} of the prompt, {thinking} of thinking, {answers} of answers); "
-            f"write at least {longest}, or a smaller budget.max"
+            f"({longest_prompt} of the prompt, {thinking} of thinking, {answers} of answers); set "
+            f"it to at least {longest}, or set a smaller budget.max"
         )
 
 
@@ -234,8 +234,8 @@ def mesh_shape(settings: PolicySettings, shape: Qwen2Config, num_devices: int) -
         if slots is not None and slots % layout.slot_shards:
             nearest = max(slots // layout.slot_shards, 1) * layout.slot_shards
             raise UserError(
-                f"{name}={slots}: can't be split evenly over the {layout.slot_shards} devices that "
-                f"decode rows of their own; write {name}={nearest}"
+                f"{name}={slots} can't be split evenly over the {layout.slot_shards} devices that "
+                f"decode separate rows; set {name}={nearest}"
             )
     return layout
 
@@ -249,8 +249,8 @@ def _check_rows_divide(rollout: RolloutConfig, train: TrainConfig, layout: MeshS
         step = shards // math.gcd(rollout.group_size, shards)
         nearest = max(round(rollout.questions / step), 1) * step
         raise UserError(
-            f"rollout.questions={rollout.questions}: x rollout.group_size={rollout.group_size} = "
-            f"{rows} rows can't be split evenly over {devices}; write rollout.questions={nearest}"
+            f"rollout.questions={rollout.questions} x rollout.group_size={rollout.group_size} = "
+            f"{rows} rows can't be split evenly over {devices}; set rollout.questions={nearest}"
         )
     update_rows = rows // train.minibatches
     if train.micro_batch_tokens is None and update_rows % shards:
@@ -259,19 +259,19 @@ def _check_rows_divide(rollout: RolloutConfig, train: TrainConfig, layout: MeshS
         nearest = min(even, key=lambda n: abs(n - train.minibatches))
         raise UserError(
             f"train.minibatches={train.minibatches}: the {update_rows} rows of an update can't be "
-            f"split evenly over {devices}; write train.minibatches={nearest}"
+            f"split evenly over {devices}; set train.minibatches={nearest}"
         )
     if train.padding_free and shards * layout.tensor > 1:
         raise UserError(
-            f"train.padding_free=true: is for one device, found {shards * layout.tensor}; write "
-            "train.padding_free=false"
+            f"train.padding_free=true works on one device only, found {shards * layout.tensor}; "
+            "set train.padding_free=false"
         )
     micro_rows = train.micro_batch_rows
     if micro_rows is not None and micro_rows < update_rows and micro_rows % shards:
         even = [n for n in range(shards, update_rows + 1, shards) if update_rows % n == 0]
         nearest = min(even, key=lambda n: abs(n - micro_rows))
         raise UserError(
-            f"train.micro_batch_rows={micro_rows}: can't be split evenly over {devices}; write "
+            f"train.micro_batch_rows={micro_rows} can't be split evenly over {devices}; set "
             f"train.micro_batch_rows={nearest}"
         )
 

@@ -192,7 +192,7 @@ def guarded(
         if second_breach is not None:
             notes += (
                 f"without the update of step {step}, {second_breach} as well; training continues. "
-                "Write another bound, or lower optimizer.learning_rate",
+                "Set another bound, or a lower optimizer.learning_rate",
             )
     guard.keep(state.train, shares_of(rounds[0]))
     return state, rounds, cursors, notes

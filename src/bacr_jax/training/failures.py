@@ -25,9 +25,10 @@ def skipped_updates(step: int, skipped: int, checkpoint: Path) -> TrainingFailed
       checkpoint: folder of the checkpoint, which contains the parameters from before these updates.
     """
     return TrainingFailed(
-        f"training: stopped after step {step}, since the loss or its gradient was not finite in "
-        f"{skipped} updates in a row; parameters are those before them, in {checkpoint}. Write a "
-        "lower optimizer.learning_rate or model.compute_dtype=float32, or look at the rewards"
+        f"training: stopped after step {step}, because the loss or its gradient was not finite in "
+        f"{skipped} updates in a row; the parameters before these updates are in {checkpoint}. "
+        "Set a lower optimizer.learning_rate or model.compute_dtype=float32, or look at the "
+        "rewards"
     )
 
 
@@ -40,10 +41,10 @@ def head_not_finite(step: int, last_saved: int, checkpoints: Path) -> TrainingFa
       checkpoints: folder that contains all checkpoints.
     """
     return TrainingFailed(
-        f"training: stopped after step {step}, since the value head or its optimizer contains "
-        "numbers that are not finite; they were not saved. Write a lower value.learning_rate (or "
-        "optimizer.learning_rate with optimizer.single_rate), and the same command goes on from "
-        f"checkpoint {last_saved} in {checkpoints}; --allow-change names the key"
+        f"training: stopped after step {step}, because the value head or its optimizer contains "
+        "numbers that are not finite; they were not saved. Set a lower value.learning_rate (or "
+        "optimizer.learning_rate with optimizer.single_rate) and pass it with --allow-change; the "
+        f"same command then continues from checkpoint {last_saved} in {checkpoints}"
     )
 
 
@@ -56,8 +57,8 @@ def device_fault(step: int, last_saved: int, mismatch: Exception) -> TrainingFai
       mismatch: exception that describes the digests that differ.
     """
     return TrainingFailed(
-        f"training: stopped after step {step}, since a device or its memory is at fault "
-        f"({mismatch}); nothing was saved. On other devices the same command goes on from "
+        f"training: stopped after step {step}, because a device or its memory is faulty "
+        f"({mismatch}); nothing was saved. Run the same command on other devices to continue from "
         f"checkpoint {last_saved}"
     )
 
@@ -75,7 +76,8 @@ def verifier_failed(
       checkpoints: folder that contains all checkpoints.
     """
     return VerifierFailed(
-        f"{verifier}: gave no score to any of the answers {answers} (the last: {last_failure}); "
-        "fix it, with 0 for answers that it can't read, and write another output.dir, or, if it "
-        f"needs no change, the same command goes on from checkpoint {step} in {checkpoints}"
+        f"{verifier} gave no score to any of the answers {answers} (last error: {last_failure}). "
+        "Change it to return 0 for answers that it can't read, and use another output.dir; if it "
+        f"needs no change, run the same command again to continue from checkpoint {step} in "
+        f"{checkpoints}"
     )

@@ -209,9 +209,9 @@ class Trainer:
         origin = {name: fingerprint(part) for name, part in zip(_ORIGIN, parts) if part}
         if self.origin and self.origin != origin:
             raise UserError(
-                f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup}: holds "
-                "other weights than those that the run began with and still needs; put them back, "
-                "or write another output.dir"
+                f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup} "
+                "contains other weights than those that the run began with and still needs; "
+                "restore them, or use another output.dir"
             )
         self.origin = origin
         if self.config.loss.kl_coef > 0:
@@ -341,7 +341,8 @@ class Trainer:
         """Stops a run if its last `train.max_skipped_updates` updates were all skipped."""
         limit = self.config.train.max_skipped_updates
         skipped = int(state.train.skipped_in_a_row)
-        # A resumed run may have a new learning rate or new rewards, so let it take one step.
+        # The count of skipped updates is part of the checkpoint. A run that was resumed, possibly
+        # with a lower learning rate, takes at least one step before it can be stopped again.
         if limit is None or skipped < limit or not self.step_metrics:
             return
         self.save(state, step)

@@ -133,7 +133,7 @@ def make_examples(
         rows.append([(prompt, False), (response, True), (suffix, False), (answer, True)])
     if not rows:
         raise UserError(
-            "selfbudgeter: the starting policy answered no training question correctly; write "
+            "selfbudgeter: the starting policy answered no training question correctly; use "
             "another model, or a larger budget.max"
         )
     return padded(rows)
@@ -209,8 +209,8 @@ def rejection_sft(
     assert settings is not None
     if shared.train.set.ids != run.environment.train.set.ids:
         raise UserError(
-            "data.max_prompt_tokens: drops different questions in the two prompt formats that the "
-            "cold start joins; write a larger number"
+            "data.max_prompt_tokens drops different questions in the two prompt formats that the "
+            "cold start joins; set a larger number"
         )
     params = run.params(fresh.train)
     responses = sample_responses(run, settings, shared, params, poll)

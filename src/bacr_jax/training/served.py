@@ -25,7 +25,7 @@ from bacr_jax.parallel import processes
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import Fleet
 from bacr_jax.rollout.probe import BOUNDS, CONTEXTS, DEPTH, Context, Probe
-from bacr_jax.rollout.served import Asking, without_tag
+from bacr_jax.rollout.served import RemoteSampling, without_tag
 from bacr_jax.runs.folder import lock_folder, usable
 from bacr_jax.runs.health import MISMATCH
 from bacr_jax.training.run import Run
@@ -80,7 +80,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         environment.style,
         environment.vocab_size,
     )
-    asking = Asking(
+    asking = RemoteSampling(
         read_rules(section, environment.vocab_size),
         without_tag(environment),
         answers=spec.answers,
@@ -120,12 +120,13 @@ def _check_process() -> None:
     if processes.several():
         raise UserError(
             "rollout.engine=vllm: several processes train, but only one process can send weights; "
-            "train in one process with all devices of a machine, or write rollout.engine=jax"
+            "train in one process with all devices of a machine, or set rollout.engine=jax"
         )
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UserError(
-            "rollout.engine=vllm: found an event loop, as in a notebook; write bacr train"
+            "rollout.engine=vllm: an event loop is already running, as in a notebook; use the "
+            "command bacr train"
         )
 
 

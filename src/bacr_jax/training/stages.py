@@ -455,7 +455,10 @@ def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batc
     num_answers = run.method.answers
 
     def by_answer(x: Any) -> np.ndarray:
-        """Repeats the value of each truncation point for its answers: [Q, G, M] to [B, N]."""
+        """Repeats each truncation point's value for all of its answers.
+
+        Converts [questions, traces, truncation points] to [rows, answers].
+        """
         return _by_row(np.repeat(np.asarray(x), num_answers, axis=-1))
 
     batch = make_batch(

@@ -363,7 +363,7 @@ def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
         result = f"{share:.2f} of the short traces of the weakest level right"
         target = f"warmup.short_accuracy={settings.short_accuracy}"
     return (
-        f"warm-up: {result} after {run.step} steps is below {target}; write a larger warmup.steps "
+        f"warm-up: {result} after {run.step} steps is below {target}; set a larger warmup.steps "
         "or another seed"
     )
 
@@ -429,11 +429,11 @@ def until_style(
         if accuracies[settings.style] < low / 2:
             accuracies = run.measured(lambda: measure(run.params))
     raise UserError(
-        f"warm-up: after {run.step} steps the style {settings.style} is right on "
-        f"{accuracies[settings.style]:.2f} of level {settings.style_level} and steps on "
-        f"{accuracies['steps']:.2f} of level {ledger.MAX_LEVEL}, wanted {low:g} to {high:g} and "
-        f"{settings.target_accuracy:g} or more; write another seed, warmup.steps or "
-        "warmup.style_accuracy"
+        f"warm-up: after {run.step} steps, the accuracy of the style {settings.style} is "
+        f"{accuracies[settings.style]:.2f} at level {settings.style_level} (wanted {low:g} to "
+        f"{high:g}), and the accuracy of the style steps is {accuracies['steps']:.2f} at level "
+        f"{ledger.MAX_LEVEL} (wanted {settings.target_accuracy:g} or more); set another seed, "
+        "warmup.steps or warmup.style_accuracy"
     )
 
 

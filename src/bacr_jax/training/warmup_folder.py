@@ -143,14 +143,14 @@ def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) 
     try:
         identity = files.read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
+        raise UserError(f"{path} is damaged ({error}); remove the folder of the warm-up") from None
     if identity.get("fingerprint") != fingerprint:
         raise UserError(
-            f"{location}: holds a warm-up with other settings (seed, model, data, warmup "
-            "or the budgets in the prompts differ); write another warmup.dir"
+            f"{location} contains a warm-up with other settings (seed, model, data, warmup or the "
+            "budgets in the prompts differ); set another warmup.dir"
         )
     if not steps_in(paths.weights):
-        raise UserError(f"{location}: has lost its weights; remove the folder of the warm-up")
+        raise UserError(f"{location} has no weights any more; remove the folder of the warm-up")
 
 
 def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like: Params) -> Params:

@@ -18,14 +18,14 @@ def change_weights(folder, change):
 
 def test_missing_tensors(folder):
     change_weights(folder, lambda s: s.pop("model.layers.1.mlp.up_proj.weight"))
-    assert "missing tensor model.layers.1.mlp.up_proj.weight;" in refusal(folder)
+    assert "the tensor model.layers.1.mlp.up_proj.weight is missing; use" in refusal(folder)
     edit_config(folder, num_hidden_layers=4)
-    assert "missing tensor model.layers.1.mlp.up_proj.weight and 12 more" in refusal(folder)
+    assert "the tensor model.layers.1.mlp.up_proj.weight and 12 more is missing" in refusal(folder)
 
 
 def test_an_untied_model_needs_a_head(folder):
     edit_config(folder, tie_word_embeddings=False)
-    assert "missing tensor lm_head.weight" in refusal(folder)
+    assert "the tensor lm_head.weight is missing" in refusal(folder)
 
 
 def test_extra_tensors(folder):

@@ -168,34 +168,37 @@ LLAMA3 = {
         ({"model_type": "llama"}, "architectures ['Qwen2ForCausalLM']"),
         ({**LLAMA, "attention_bias": True}, "attention_bias is true"),
         ({**LLAMA, "mlp_bias": True}, "mlp_bias is true"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is null"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "low_freq_factor must be a positive number, but is null",
+        ),
         (
             {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}},
-            "write a larger high_freq_factor",
+            "use a larger high_freq_factor",
         ),
         ({"architectures": ["Qwen2ForSequenceClassification"]}, "SequenceClassification"),
         ({"model_type": None}, "model_type null"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' rotary scaling"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
-        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object or null, but is 'linear'"),
         ({"use_sliding_window": True}, "use_sliding_window is true"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
         (
             {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
-            "layer_types has linear_attention, which is not supported; only full_attention is",
+            "layer_types has linear_attention, but only full_attention is",
         ),
         (
             {"layer_types": ["full_attention"] * 2},
             "layer_types has 2 layers, but num_hidden_layers is 3; copy the file again",
         ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"head_dim": 3}, "head_dim 3 is odd"),
-        ({"hidden_size": None}, "hidden_size is null"),
-        ({"vocab_size": -1}, "vocab_size is -1"),
-        ({"rope_theta": "big"}, "rope_theta is 'big'"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+        ({"hidden_size": None}, "but is null"),
+        ({"vocab_size": -1}, "but is -1"),
+        ({"rope_theta": "big"}, "rope_theta must be a positive number, but is 'big'"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be"),
     ],
 )
 def test_unsupported_models(changes, part, folder):
@@ -274,7 +277,7 @@ def test_rope_scaling_replaces_rope_parameters(folder, changes, theta):
 def test_llama3_takes_its_positions_where_transformers_does(folder, changes, positions):
     edit_config(folder, **changes)
     if positions is None:
-        assert "original_max_position_embeddings is null" in refusal(folder)
+        assert "original_max_position_embeddings must be" in refusal(folder)
     else:
         assert hf_config.read_hf_config(folder).rope_scaling.positions == positions
 
@@ -300,9 +303,9 @@ def test_rotary_parameters_by_layer_type_are_refused(folder, key, nested):
         ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_scaling": {**SCALED, "partial_rotary_factor": 0.5}}, "factor is 0.5"),
         ("qwen3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0}}, "factor is 0,"),
-        ("qwen2", {"is_causal": False}, "is_causal is false, which is not supported; only true is"),
+        ("qwen2", {"is_causal": False}, "is_causal is false, but only true is"),
         ("llama", {"is_causal": None}, "is_causal is null"),
-        ("llama", {"sliding_window": 4}, "sliding_window is 4, which is not supported; only null"),
+        ("llama", {"sliding_window": 4}, "sliding_window is 4, but only null"),
         ("qwen3", {"attention_chunk_size": 4}, "attention_chunk_size is 4"),
         ("qwen3", {"attention_bias": True}, "attention_bias is true"),
         ("qwen2", {"per_layer_config": {"0": {"hidden_act": "gelu"}}}, "per_layer_config is {'0'"),

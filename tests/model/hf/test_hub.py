@@ -56,21 +56,25 @@ def test_a_cached_model_is_its_folder(monkeypatch, tmp_path):
 def test_what_is_not_there_is_refused_with_the_command_that_gets_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(UserError, match=f"add --download to get it, or run hf download {NAME}"):
+    with pytest.raises(
+        UserError, match=f"pass --download to download it, or run hf download {NAME}"
+    ):
         local_folder(NAME, download=False, where="model.path")
 
     def unreachable(name, **options):
         raise ConnectionError("no route\nto the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(UserError, match=r"can't get 'Qwen.*' from the hub \(no route\); check"):
+    with pytest.raises(
+        UserError, match=r"'Qwen.*' can't be downloaded from the hub \(no route\); check"
+    ):
         local_folder(NAME, download=True, where="model.path")
 
 
 @pytest.mark.parametrize("download", [False, True])
 def test_a_folder_of_a_shipped_config_is_named_as_the_hub_has_it(monkeypatch, tmp_path, download):
     monkeypatch.chdir(tmp_path)
-    line = "run hf download Qwen/Qwen2.5-7B --local-dir models/Qwen2.5-7B, or write Qwen/Qwen2.5-7B"
+    line = "run hf download Qwen/Qwen2.5-7B --local-dir models/Qwen2.5-7B, or use Qwen/Qwen2.5-7B"
     with pytest.raises(UserError, match=line):
         local_folder("models/Qwen2.5-7B", download=download, where="model.path")
     with pytest.raises(UserError, match="no folder 'models/mine' here; make it [(]bacr import"):
@@ -83,7 +87,7 @@ def test_a_folder_without_weights_is_no_cached_model(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: tmp_path)
     shape = local_folder(NAME, download=False, where="model.path", weights=False)
     assert shape == str(tmp_path)
-    with pytest.raises(UserError, match="add --download to get it"):
+    with pytest.raises(UserError, match="pass --download to download it"):
         local_folder(NAME, download=False, where="model.path")
     (tmp_path / "model.safetensors").touch()
     assert local_folder(NAME, download=False, where="model.path") == str(tmp_path)
@@ -138,8 +142,12 @@ def test_a_folder_is_pushed_to_a_private_repository(hub, tmp_path):
 
 def test_what_can_not_be_pushed_is_said_in_one_line(hub, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"--push me/closed: the hub did not take .*which is writt"):
+    with pytest.raises(
+        UserError, match=r"--push me/closed: the hub did not accept .*which is compl"
+    ):
         push(tmp_path, "me/closed")
     for name in ("new", "me/new@main", "a/b/c"):
-        with pytest.raises(UserError, match="is no repository of the hub; write OWNER/NAME"):
+        with pytest.raises(
+            UserError, match="is not the name of a repository on the hub; use OWNER/NAME"
+        ):
             check_push(name)

@@ -70,12 +70,12 @@ def test_staging_memory_does_not_grow_with_the_number_of_layers(tmp_path):
 def test_folders_that_are_none(tmp_path):
     assert "no such folder" in refusal(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "config.json: can't read it" in refusal(tmp_path / "empty")
+    assert "config.json: the file can't be read" in refusal(tmp_path / "empty")
     (tmp_path / "empty/config.json").write_text("{not json")
-    assert "no JSON object" in refusal(tmp_path / "empty")
+    assert "not a JSON object" in refusal(tmp_path / "empty")
     make_folder(tmp_path / "hf")
     (tmp_path / "hf" / WEIGHTS).rename(tmp_path / "hf/pytorch_model.bin")
-    assert "holds neither model.safetensors nor" in refusal(tmp_path / "hf")
+    assert "contains neither model.safetensors nor" in refusal(tmp_path / "hf")
 
 
 def test_logits_survive_the_trip(tmp_path):

@@ -190,7 +190,10 @@ def test_a_budget_in_the_prompt_says_nothing_of_the_trace():
 def test_a_budget_makes_rows_longer_by_its_mark_and_digits():
     plain, told = batch_of(7), batch_of(7, prompt_budgets=np.array([4, 128]))
     assert told[0].shape[1] == plain[0].shape[1] + 4
-    with pytest.raises(UserError, match="batch_tokens: found 83; write 84 or more"):
+    with pytest.raises(
+        UserError,
+        match="batch_tokens: found 83, but the longest example has 84 tokens; set it to 84 or more",
+    ):
         batch_of(7, prompt_budgets=np.array([4, 128]), batch_tokens=83)
 
 

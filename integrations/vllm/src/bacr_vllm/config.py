@@ -95,7 +95,7 @@ def check_engine(vllm_config: Any) -> None:
       ValueError: says what to leave out.
     """
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        _refuse("pipeline parallelism is not supported; write --tensor-parallel-size instead")
+        _refuse("pipeline parallelism is not supported; pass --tensor-parallel-size instead")
     if vllm_config.speculative_config is not None:
         _refuse("speculative decoding is not supported; leave --speculative-config out")
     if not vllm_config.use_v2_model_runner:

@@ -64,7 +64,7 @@ def _per_row(budgets: Any, rows: int) -> list[Any]:
         return [budgets] * rows
     if len(budgets) != rows:
         raise ValueError(
-            f"budget: found {len(budgets)} for {rows} prompts; write one number, or one per prompt"
+            f"budget: found {len(budgets)} for {rows} prompts; use one number, or one per prompt"
         )
     return list(budgets)
 

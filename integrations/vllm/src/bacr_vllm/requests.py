@@ -53,9 +53,7 @@ class BudgetRequests(LogitsProcessor):
         read_budget(extra.get(BUDGET), cls.levels, cls.most)
         start = extra.get(RESPONSE_FROM, 0)
         if type(start) is not int or start < 0:
-            raise ValueError(
-                f"response_from: found {start!r:.80}; write the number of prompt tokens"
-            )
+            raise ValueError(f"response_from: found {start!r:.80}; use the number of prompt tokens")
         if FOLDER in extra and extra[FOLDER] != cls.folder:
             raise ValueError(
                 f"folder: found {extra[FOLDER]!r:.80}, this engine serves {cls.folder!r}; start it "

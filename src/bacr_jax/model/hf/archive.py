@@ -55,7 +55,7 @@ def opened(path: Path) -> Iterator[Any]:
 def _unreadable(path: Path, error: Exception) -> UserError:
     """Builds the error for a safetensors file that cannot be read."""
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-    return UserError(f"{path}: truncated, damaged or missing ({reason}); download the file again")
+    return UserError(f"{path} is truncated, damaged or missing ({reason}); download the file again")
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ def _read_index(folder: Path) -> dict[str, str]:
     """
     if not (folder / INDEX).exists():
         raise UserError(
-            f"{folder}: holds neither {SINGLE} nor {INDEX}; write a folder with safetensors weights"
+            f"{folder} contains neither {SINGLE} nor {INDEX}; use a folder with safetensors weights"
         )
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) for file in weight_map.values()
     ):
-        raise UserError(f"{folder / INDEX}: has no weight_map; download the file again")
+        raise UserError(f"{folder / INDEX} has no weight_map; download the file again")
     for file in set(weight_map.values()):
         # A name with path separators could refer to any file on the machine.
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise UserError(
-                f"{folder / INDEX}: names {shown(file)}, which is no safetensors file of its "
+                f"{folder / INDEX} names {shown(file)}, which is not a safetensors file of its "
                 "folder; download the file again"
             )
     return weight_map
@@ -125,7 +125,7 @@ def open_archive(folder: Path) -> Archive:
     archive = read_headers(folder / file for file in sorted(set(weight_map.values())))
     for name, file in sorted(weight_map.items()):
         if name not in archive or archive[name].file.name != file:
-            raise UserError(f"{folder / INDEX}: {name} is not in {file}; download both again")
+            raise UserError(f"{folder / INDEX}: {name} is not in {file}; download both files again")
     return archive
 
 
@@ -156,13 +156,14 @@ def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> N
     missing = [name for name in expected if name not in archive]
     if missing:
         raise UserError(
-            f"{folder}: missing tensor {first_of(missing)}; write a folder with all of its shards"
+            f"{folder}: the tensor {first_of(missing)} is missing; use a folder with all of its "
+            "shards"
         )
     extra = sorted(name for name in archive if name not in expected)
     if extra:
         raise UserError(
-            f"{folder}: extra tensor {first_of(extra)}, which this model's shape does not have; "
-            "write a folder whose config.json and weights belong together"
+            f"{folder}: found an extra tensor {first_of(extra)}, which this model's shape does "
+            "not have; use a folder whose config.json and weights belong together"
         )
     for name, entry in expected.items():
         header = archive[name]
@@ -173,8 +174,8 @@ def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> N
             )
         if header.dtype not in FLOATS:
             raise UserError(
-                f"{folder}: {name} is stored as {header.dtype}; write a folder with "
-                f"one of {', '.join(FLOATS)}"
+                f"{folder}: {name} is stored as {header.dtype}; use a folder with one of "
+                f"{', '.join(FLOATS)}"
             )
 
 
@@ -266,14 +267,14 @@ def write_file(path: Path, tensors: Sequence[Stored]) -> None:
 def check_free(out: Path) -> None:
     """Raises a UserError if the path of a new folder already exists."""
     if out.exists() or out.is_symlink():
-        raise UserError(f"{out}: already exists; write the name of a new folder")
+        raise UserError(f"{out} already exists; use the name of a new folder")
 
 
 def _unwritable(out: Path, error: OSError) -> UserError:
     """Builds the error for a folder that cannot be written."""
     return UserError(
-        f"{out}: can't write there ({error.strerror or error}); make room or rights, or write "
-        "another folder"
+        f"{out}: the folder can't be written ({error.strerror or error}); free disk space or "
+        "change the permissions, or use another folder"
     )
 
 

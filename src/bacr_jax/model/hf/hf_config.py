@@ -119,10 +119,10 @@ def read_json(path: Path) -> dict[str, Any]:
         return files.read_object(path)
     except OSError as error:
         raise UserError(
-            f"{path}: can't read it ({error.strerror}); write a Hugging Face folder"
+            f"{path}: the file can't be read ({error.strerror}); use a Hugging Face folder"
         ) from None
     except ValueError as error:
-        raise UserError(f"{path}: no JSON object ({error}); copy the file again") from None
+        raise UserError(f"{path} is not a JSON object ({error}); copy the file again") from None
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
@@ -136,7 +136,9 @@ def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | Non
         number = default
     maximum = _MAXIMA.get(key, _MAXIMUM)
     if type(number) is not int or not 1 <= number <= maximum:
-        raise UserError(f"{where}: {key} is {shown(number)}; write a whole number, 1 to {maximum}")
+        raise UserError(
+            f"{where}: {key} must be a whole number from 1 to {maximum}, but is {shown(number)}"
+        )
     return number
 
 
@@ -150,7 +152,7 @@ def _positive_float(
     """
     number = raw.get(key, default)
     if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
-        raise UserError(f"{where}: {key} is {shown(number)}; write a positive number")
+        raise UserError(f"{where}: {key} must be a positive number, but is {shown(number)}")
     return float(number)
 
 
@@ -166,20 +168,20 @@ def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     settings = raw.get(key) or {}
     if not isinstance(settings, dict):
-        raise UserError(f"{where}: {key} is {shown(settings)}; write an object or null")
+        raise UserError(f"{where}: {key} must be an object or null, but is {shown(settings)}")
     for name, value in settings.items():
         # Such keys are names of layer types, some of which have null instead of an object.
         if isinstance(value, dict) or name.endswith("_attention"):
             raise UserError(
                 f"{where}: {key} differs by layer type ({shown(name)}), which is not supported; "
-                "write one set of rotary parameters for all layers"
+                "use a model with one set of rotary parameters for all layers"
             )
     _refuse_partial_rotation(raw | settings, where)
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UserError(
-            f"{where}: {key} has {shown(kind)} rotary scaling, which is not supported; "
-            "write a model with plain rotary embeddings, or with llama3's"
+            f"{where}: {key} has {shown(kind)} rotary scaling, which is not supported; use a "
+            "model with plain rotary embeddings, or with llama3's"
         )
     source = settings if "rope_theta" in settings else raw
     theta = _positive_float(source, "rope_theta", where, _DEFAULT_THETA)
@@ -192,7 +194,7 @@ def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
     share = settings.get("partial_rotary_factor")
     if share is not None and share != 1:
         raise UserError(
-            f"{where}: partial_rotary_factor is {shown(share)}, which is not supported; only 1 is"
+            f"{where}: partial_rotary_factor is {shown(share)}, but only 1 is supported"
         )
 
 
@@ -205,8 +207,8 @@ def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeS
     factor, low, high = (_positive_float(settings, f"{name}factor", where) for name in _LLAMA3)
     if low >= high:
         raise UserError(
-            f"{where}: low_freq_factor is {low:g} and high_freq_factor {high:g}; write a larger "
-            "high_freq_factor"
+            f"{where}: low_freq_factor {low:g} must be below high_freq_factor {high:g}; use a "
+            "larger high_freq_factor"
         )
     positions_key = "original_max_position_embeddings"
     source = raw if positions_key in raw else settings
@@ -230,8 +232,8 @@ def _family(raw: dict[str, Any], where: Path) -> Family:
     if family is None or architectures not in ([family.plain], [family.conditioned]):
         supported = ", ".join(f"{name} ({other.plain})" for name, other in FAMILIES.items())
         raise UserError(
-            f"{where}: model_type {shown(kind)}, architectures {shown(architectures)}; write the "
-            f"folder of a model of one of these types: {supported}"
+            f"{where}: model_type {shown(kind)}, architectures {shown(architectures)} is not "
+            f"supported; use the folder of a model of one of these types: {supported}"
         )
     return family
 
@@ -247,16 +249,13 @@ def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> No
     for key, value in required.items():
         if raw.get(key, value) != value:
             raise UserError(
-                f"{where}: {key} is {shown(raw[key])}, which is not supported; only "
-                f"{shown(value)} is"
+                f"{where}: {key} is {shown(raw[key])}, but only {shown(value)} is supported"
             )
     for key in family.unset:
         if raw.get(key) not in (None, {}):
-            raise UserError(
-                f"{where}: {key} is {shown(raw[key])}, which is not supported; only null is"
-            )
+            raise UserError(f"{where}: {key} is {shown(raw[key])}, but only null is supported")
     if raw.get("quantization_config") is not None:
-        raise UserError(f"{where}: the weights are quantised; write the bfloat16 model's folder")
+        raise UserError(f"{where}: the weights are quantized; use the folder of the bfloat16 model")
     _check_layer_types(raw, where)
 
 
@@ -264,12 +263,14 @@ def _check_layer_types(raw: dict[str, Any], where: Path) -> None:
     """Raises a UserError if layer_types specifies anything other than full attention."""
     kinds = raw.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise UserError(f"{where}: layer_types is {shown(kinds)}; write a list of names or null")
+        raise UserError(
+            f"{where}: layer_types must be a list of names or null, but is {shown(kinds)}"
+        )
     others = [kind for kind in kinds if kind != _FULL]
     if others:
         raise UserError(
-            f"{where}: layer_types has {shown(others[0], quote=False)}, which is not supported; "
-            f"only {_FULL} is"
+            f"{where}: layer_types has {shown(others[0], quote=False)}, but only {_FULL} is "
+            "supported"
         )
     if kinds and len(kinds) != raw.get("num_hidden_layers"):
         raise UserError(
@@ -294,7 +295,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     head_dim = _head_dim(raw, family, heads, where)
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
-        raise UserError(f"{where}: tie_word_embeddings is {shown(tied)}; write true or false")
+        raise UserError(f"{where}: tie_word_embeddings must be true or false, but is {shown(tied)}")
     theta, scaling = _rope(raw, where)
     return Qwen2Config(
         vocab_size=_positive_int(raw, "vocab_size", where),
@@ -334,8 +335,8 @@ def _head_dim(raw: dict[str, Any], family: Family, heads: int, where: Path) -> i
     width = _positive_int(raw, "hidden_size", where)
     if raw.get("head_dim", family.head_dim) is None and width % heads:
         raise UserError(
-            f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; "
-            "write head_dim"
+            f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; add "
+            "head_dim"
         )
     head_dim = _positive_int(raw, "head_dim", where, family.head_dim or width // heads)
     if head_dim % 2:
@@ -351,7 +352,7 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
     """
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
-        raise UserError(f"{folder}: no such folder; write a Hugging Face folder")
+        raise UserError(f"{folder}: there is no such folder; use a Hugging Face folder")
     return parse_config(read_json(path), path)
 
 
@@ -389,7 +390,8 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
             settings[name] = convert(hint, described[name])
         except TypeMismatch:
             raise UserError(
-                f"{path}: budget_module.{name} is {shown(described[name])}; write {describe(hint)}"
+                f"{path}: budget_module.{name} must be {describe(hint)}, but is "
+                f"{shown(described[name])}"
             ) from None
     b_max = _positive_int(described, "b_max", path)
     return BudgetModule(ConditioningConfig(**settings), b_max)
@@ -407,7 +409,9 @@ def read_budget_words(folder: str | Path) -> str | None:
     path = Path(folder) / "config.json"
     words = read_json(path).get(WORDS)
     if words is not None and (not isinstance(words, str) or words.count("{budget}") != 1):
-        raise UserError(f"{path}: {WORDS} is {shown(words)}; write a sentence with {{budget}} once")
+        raise UserError(
+            f"{path}: {WORDS} is {shown(words)}; use a sentence that contains {{budget}} once"
+        )
     return words
 
 

@@ -61,13 +61,13 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
     except Exception as error:
         if not download:
             raise UserError(
-                f"{where}: found {path!r}, which is no folder here and not in the hub's cache; add "
-                f"--download to get it, or run hf download {name} --local-dir models/{name} and "
-                f"write models/{name}"
+                f"{where}: found {path!r}, which is neither a folder here nor a model in the "
+                f"hub's cache; pass --download to download it, or run hf download {name} "
+                f"--local-dir models/{name} and use models/{name}"
             ) from None
         raise UserError(
-            f"{where}: can't get {path!r} from the hub ({reason_of(error)}); check the name and "
-            "the network, or write the path of a downloaded folder"
+            f"{where}: {path!r} can't be downloaded from the hub ({reason_of(error)}); check the "
+            "name and the network, or use the path of a downloaded folder"
         ) from None
 
 
@@ -78,7 +78,7 @@ def check_push(name: str) -> None:
       UserError: If one of these checks fails.
     """
     if not _NAME.fullmatch(name) or "@" in name:
-        raise UserError(f"--push {name}: is no repository of the hub; write OWNER/NAME")
+        raise UserError(f"--push {name} is not the name of a repository on the hub; use OWNER/NAME")
     _import_hub(name, "--push")
 
 
@@ -102,8 +102,8 @@ def push(folder: Path, name: str) -> str:
     # The Hub raises errors from several libraries: no network, no token, missing permission.
     except Exception as error:
         raise UserError(
-            f"--push {name}: the hub did not take {folder}, which is written ({reason_of(error)}); "
-            f"run hf auth login, then hf upload {name} {folder}"
+            f"--push {name}: the hub did not accept {folder}, which is complete on this machine "
+            f"({reason_of(error)}); run hf auth login, then hf upload {name} {folder}"
         ) from None
 
 
@@ -115,13 +115,13 @@ def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
     owner, _, model = name.partition("/")
     if owner != "models":
         return
-    how = "make it (bacr import, bacr export, hf download), or write the path of another"
+    how = "make it (bacr import, bacr export, hf download), or use the path of another folder"
     if _RELEASED.fullmatch(model):
         how = (
-            f"run hf download Qwen/{model} --local-dir {path}, or write Qwen/{model} and add "
+            f"run hf download Qwen/{model} --local-dir {path}, or use Qwen/{model} and pass "
             "--download"
         )
-    raise UserError(f"{where}: no folder {path!r} here; {how}")
+    raise UserError(f"{where}: there is no folder {path!r} here; {how}")
 
 
 def _import_hub(path: str, where: str) -> Any:
@@ -134,6 +134,6 @@ def _import_hub(path: str, where: str) -> Any:
         return importlib.import_module("huggingface_hub")
     except ImportError:
         raise UserError(
-            f"{where}: {path!r} is a name of the hub, and huggingface_hub is not installed; write "
+            f"{where}: {path!r} is a name on the hub, but huggingface_hub is not installed; use "
             "the path of a downloaded folder"
         ) from None

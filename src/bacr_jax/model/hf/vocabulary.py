@@ -64,7 +64,7 @@ def _ids_of_tokenizer(path: Path) -> list[Any]:
 
 def _malformed(where: Path, what: str) -> UserError:
     """Builds the error for a malformed part of a tokenizer file."""
-    return UserError(f"{where}: {what} is malformed in its tokenizer; copy the files again")
+    return UserError(f"{where}: {what} of its tokenizer is malformed; copy the files again")
 
 
 def check_fits(folder: Path, rows: int) -> None:
@@ -76,8 +76,8 @@ def check_fits(folder: Path, rows: int) -> None:
     count = number_of_ids(folder)
     if count is not None and count > rows:
         raise UserError(
-            f"{folder}: its tokenizer has {count} ids but the embedding only {rows} rows; "
-            "write the tokenizer that belongs to the model"
+            f"{folder}: its tokenizer has {count} ids, but the embedding has only {rows} rows; "
+            "use the tokenizer that belongs to the model"
         )
 
 
@@ -114,8 +114,8 @@ def check_links(folder: Path, names: Iterable[str]) -> None:
         is_allowed = any(target.is_relative_to(allowed) for allowed in allowed_folders)
         if path.is_file() and not is_allowed:
             raise UserError(
-                f"{path}: is a link to {target}, outside of its folder, which an export would "
-                "copy; put the file itself in its place"
+                f"{path} is a link to {target}, which is outside of its folder, and an export "
+                "copies the files of the folder; replace the link by the file itself"
             )
 
 

@@ -156,8 +156,8 @@ def check_batch_tokens(batch_tokens: int, longest: int) -> None:
     """
     if batch_tokens < longest:
         raise UserError(
-            f"warmup.batch_tokens: found {batch_tokens}; write {longest} or more, the longest "
-            "example"
+            f"warmup.batch_tokens: found {batch_tokens}, but the longest example has {longest} "
+            f"tokens; set it to {longest} or more"
         )
 
 
