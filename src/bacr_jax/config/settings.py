@@ -12,7 +12,7 @@ their bounds, also if its settings contradict each other.
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from bacr_jax.config import resolve as derived
 from bacr_jax.config.method_settings import (
@@ -172,10 +172,13 @@ class MethodSettings:
         """The normalized weights of the rewards, which are empty for fewer than two rewards."""
         return derived.reward_shares(self.reward)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Raises AttributeError, with the names of the sections, for any other name."""
-        names = ", ".join(field.name for field in fields(self))
-        raise AttributeError(f"a method has no setting {name!r}; read one of {names}")
+    # Hidden from type checkers, which would accept any name.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises AttributeError, with the names of the sections, for any other name."""
+            names = ", ".join(field.name for field in fields(self))
+            raise AttributeError(f"a method has no setting {name!r}; read one of {names}")
 
 
 @dataclass(frozen=True)
