@@ -130,9 +130,9 @@ FENCE = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 # A picture for light and for dark pages, as a code host shows it.
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
-    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"[^>]*>\s*</picture>'
+    r'<img alt="(?P<alt>[^"]+)"\s+src="(?P<light>[^"]+)" width="(?P<width>\d+)">\s*</picture>'
 )
-THEMED_IMAGE = "```{{image}} {path}\n:class: only-{theme}\n:alt: {alt}\n```\n"
+THEMED_IMAGE = "```{{image}} {path}\n:class: only-{theme}\n:alt: {alt}\n:width: {width}px\n```\n"
 PAGE = re.compile(r"(?:docs/)?[\w/.-]+\.md")
 # What keeps its meaning in a docstring: code, emphasis, the dots of a list.
 KEPT = re.compile(r"(``[^`]+``|`[^`]+`|(?<!\w)\*\w[^*\n]*\*(?!\w)|^ *\* )", re.MULTILINE)
@@ -151,7 +151,7 @@ def theme_pictures(app: Any, name: str, source: list[str]) -> None:
     def both(match: re.Match[str]) -> str:
         alt = " ".join(match["alt"].split())
         images = [
-            THEMED_IMAGE.format(path=match[theme], theme=theme, alt=alt)
+            THEMED_IMAGE.format(path=match[theme], theme=theme, alt=alt, width=match["width"])
             for theme in ("light", "dark")
         ]
         return "\n".join(images)

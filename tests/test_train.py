@@ -457,7 +457,7 @@ def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_c
     assert best == stopped == json.loads((run / "summary.json").read_text())["best"]
     note = "the best checkpoint is step 2 (mean accuracy 47.5 % on train_holdout (validation, not a"
     out = capsys.readouterr().out
-    assert note in out and "export, evaluate and generate take it" in out
+    assert note in out and "export, evaluate, generate and serve take it" in out
     assert choose_step(run).step == 2 and choose_step(run, "newest").step == 3
     # evaluate says so, and its folder is that of the best step.
     from bacr_jax import evaluate

@@ -4,6 +4,7 @@
 #   BACR_VLLM_PYTHON  Python 3.11 from which the environment is made (python3.11)
 #   BACR_VLLM_VENV    where it is (.venv beside this script); one that is there is used again
 #   BACR_SHARED_DATA  holds qwen_tokenizer/ (../shared/data beside the clone)
+# Arguments replace the files that are run: test.sh tests/test_serve.py
 set -euo pipefail
 cd "$(dirname "$0")"
 root="$(cd ../.. && pwd)"
@@ -37,12 +38,17 @@ wait $!
 export OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export HF_MODULES_CACHE="$BACR_VLLM_WORLD/modules"
 
+if [ $# -gt 0 ]; then
+  tests "$@"
+  exit
+fi
+
 # Offline and over HTTP side by side: each keeps one core busy.
 tests() {
   "$venv/bin/python" -m pytest --durations=3 -rP "$@" 2>&1 | grep -v '^$\|Captured\|^---\|^___\|Loading\|NUMA'
 }
 tests tests/test_offline.py > "$BACR_VLLM_WORLD/offline.log" &
-tests tests/test_refusals.py tests/test_server.py tests/test_training.py || failed=1
+tests tests/test_refusals.py tests/test_server.py tests/test_serve.py tests/test_training.py || failed=1
 wait $! || failed=1
 cat "$BACR_VLLM_WORLD/offline.log"
 exit "${failed:-0}"

@@ -227,7 +227,7 @@ _markdown.filters |= {
 }
 
 
-def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
+def noise_figure(found: Mapping[str, Any], regime: str) -> StudyFigure:
     """Plots the noise reduction relative to published BRPO, next to the variance of advantages."""
     settings = found["settings"]
     middle = str(middle_group(settings["groups"]))
@@ -258,8 +258,14 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
     seeds = "seeds " * (len(settings["seeds"]) > 1) or "seed "
     seeds += ", ".join(map(str, settings["seeds"]))
     title = f"Same policy, same rollouts: {regime} budgets, G = {middle}, {seeds}"
-    figure = StudyFigure(f"variance_{regime}", title, "", [charts], size=(440, 225))
-    return saved(figure, folder)
+    return StudyFigure(f"variance_{regime}", title, "", [charts], size=(440, 225))
+
+
+def predicted_figure(found: Mapping[str, Any]) -> StudyFigure:
+    """Draws `predicted_chart` as a figure."""
+    title = "Predicted and measured saving"
+    chart = predicted_chart(found)
+    return StudyFigure("variance_predicted", title, "", [[chart]], legend=2, size=(380, 300))
 
 
 def predicted_chart(found: Mapping[str, Any]) -> Chart:
@@ -302,10 +308,8 @@ def write(
     write_json(paths[0], found)
     write_atomically(paths[1], markdown(found))
     for regime in settings.regimes:
-        paths += draw(folder, found, regime)
-    chart = predicted_chart(found)
-    if not chart.series:
+        paths += saved(noise_figure(found, regime), folder)
+    figure = predicted_figure(found)
+    if not figure.rows[0][0].series:
         return paths
-    title = "Predicted and measured saving"
-    figure = StudyFigure("variance_predicted", title, "", [[chart]], legend=2, size=(380, 300))
     return [*paths, *saved(figure, folder)]

@@ -17,23 +17,41 @@ from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Genera
 class ProxyBackend:
     """Streams the tokens of a vLLM server."""
 
-    def __init__(self, server: Server, rules: BudgetRules):
+    def __init__(
+        self, server: Server, rules: BudgetRules, *, longest_prompt: int, largest_budget: int
+    ):
         """Creates the backend without connecting.
 
         Args:
           server: client of the server.
           rules: rules of the served folder. A grace window is not used, because no budget may be
             exceeded.
+          longest_prompt: maximum number of tokens of a request's prompt.
+          largest_budget: largest budget of a request.
         """
         self._server = server
         self._rules = dataclasses.replace(rules, grace=0)
+        self._longest_sequence = longest_prompt + self._rules.longest(largest_budget)
 
     async def start(self) -> None:
-        """Connects to the server. Raises BackendError if it does not serve the folder."""
+        """Connects to the server.
+
+        Raises:
+          BackendError: if the server can't be reached, does not serve the folder, or its sequences
+            are shorter than the longest response with its prompt.
+        """
         try:
             await self._server.connect()
         except EngineError as error:
             raise BackendError(str(error)) from None
+        needed = self._longest_sequence
+        length = self._server.length
+        if needed > length:
+            raise BackendError(
+                f"{self._server.url}: its sequences have {length} tokens, and a request may need "
+                f"{needed}; start it with --max-model-len {needed}, or write a smaller "
+                "--max-budget or data.max_prompt_tokens"
+            )
 
     async def stop(self) -> None:
         """Does nothing, because every request has its own connection."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config.resolve import cap
-from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_serve.generation import Backend, Generation
 from bacr_serve.policy import ServedPolicy
@@ -171,21 +170,21 @@ def embedded_backend(
 
 
 def proxy_backend(session: "Session", policy: ServedPolicy, url: str) -> Backend:
-    """Returns the backend that asks the vLLM server at `url`.
+    """Returns the backend that sends requests to the vLLM server at `url`.
 
     Raises:
-      UserError: the policy is not a folder that was exported by this package.
+      UserError: the policy is not a folder that was exported by this package, or its prompt format
+        was changed.
     """
-    from bacr_client import Server, read_rules
-    from bacr_jax.evaluation.served import check_served
-    from bacr_jax.prompts.thinking_section import describe
+    from bacr_client import Server
+    from bacr_jax.evaluation.served import check_served, engine_rules
     from bacr_jax.runs.saved_policy import weights_fingerprint
     from bacr_serve.proxy import ProxyBackend
 
     saved = session.saved
-    check_served(saved)
-    limits = resolve(saved.config).limits
-    section = describe(limits, session.tokenizer, session.style, session.vocab_size)
-    rules = read_rules(section, session.vocab_size)
-    folder = Path(saved.folder)
-    return ProxyBackend(Server(url, folder=weights_fingerprint(folder)), rules)
+    check_served(saved, "--url")
+    rules = engine_rules(saved, session.tokenizer, session.style, session.vocab_size)
+    server = Server(url, folder=weights_fingerprint(Path(saved.folder)))
+    return ProxyBackend(
+        server, rules, longest_prompt=policy.prompt_tokens, largest_budget=policy.largest_budget
+    )

@@ -29,13 +29,14 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
     columns = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
     header = ["pair", "arm", "less"]
     for _, budget in columns:
-        header += [budget_name(budget), "Holm p", "sign flip"]
+        header += [budget_name(budget), "simultaneous", "Holm p", "sign flip"]
     rows: list[list[Item]] = []
     for name, (of, less) in study.contrasts.items():
         row: list[Item] = [name, of, less]
         for task, budget in columns:
             entry = entries.get((name, task.id, budget))
             row.append(items.difference_item(entry))
+            row.append(items.simultaneous_item(entry) if entry else "")
             row.append(items.p_item(entry["p_holm"]) if entry else "")
             row.append(items.sign_flip_item(entry) if entry else "")
         rows.append(row)
@@ -46,8 +47,9 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
         words=3,
         name="contrasts",
         caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
-        f"random effects of seeds and problems); Holm p: over these {len(entries)} tests. Sign "
-        "flip: p-value of the exact sign-flip test over seeds, not corrected.",
+        "random effects of seeds and problems). Simultaneous: intervals that hold for these "
+        f"{len(entries)} differences at once (Bonferroni). Holm p: over the same tests. Sign flip: "
+        "p-value of the exact sign-flip test over seeds, not corrected.",
     )
 
 
@@ -67,6 +69,7 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
                 "task",
                 "budget",
                 "points",
+                "simultaneous",
                 "p",
                 "Holm p",
                 "sign flip",
@@ -79,7 +82,8 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
             words=2,
             caption="Percentage points, paired by seed and problem, with 95 % intervals "
             "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
-            "freedom). Holm p: corrected for the tests of the family. Sign flip: p-value of the "
+            "freedom). Simultaneous: the interval that holds for all differences of the family at "
+            "once (Bonferroni). Holm p: corrected for the same tests. Sign flip: p-value of the "
             "exact sign-flip test over seeds, not corrected; with S seeds it is at least 2 / 2^S. "
             "One problem: only means over problems are known. Updates: of the method, and of the "
             "arm that is subtracted. Failed: runs of the method (table of failed runs).",
@@ -98,6 +102,7 @@ def _difference_row(
         f"{task}{_FAMILIES[entry['view']]}",
         budget_name(entry["budget"]),
         items.difference_item(entry),
+        items.simultaneous_item(entry),
         items.p_item(entry["p"]),
         items.p_item(entry["p_holm"]),
         items.sign_flip_item(entry),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.cells import Grid, Setting
 from bacr_study.spec import MEAN, PARTS, Study, Variant
-from bacr_study.statistics import holm, mean_interval
+from bacr_study.statistics import holm, mean_interval, simultaneous_interval
 
 # A JSON object in results.json.
 Record = dict[str, Any]
@@ -56,11 +56,12 @@ def _in_focus(study: Study) -> list[Setting]:
 
 
 def _tested(grid: Grid, cases: Iterable[_Case]) -> list[Record]:
-    """Tests a family of differences and adjusts their p-values for multiple testing.
+    """Tests a family of differences and corrects the tests and intervals for their number.
 
     Returns:
       A record for each case with its labels, the fields of `Contrast`, `p_holm` (the p-value
-      adjusted over the family) and `tests` (the size of the family). Cases that cannot be tested
+      adjusted over the family), `simultaneous_low` and `simultaneous_high` (the ends of
+      `simultaneous_interval`) and `tests` (the size of the family). Cases that cannot be tested
       because an arm has no cells are left out.
     """
     records: list[Record] = []
@@ -70,7 +71,12 @@ def _tested(grid: Grid, cases: Iterable[_Case]) -> list[Record]:
             records.append({**case.labels, **contrast})
     adjusted = holm([record["p"] for record in records])
     for record, p in zip(records, adjusted):
+        low, high = simultaneous_interval(
+            record["difference"], record["standard_error"], record["df"], len(records)
+        )
         record["p_holm"] = p
+        record["simultaneous_low"] = low
+        record["simultaneous_high"] = high
         record["tests"] = len(records)
     return records
 

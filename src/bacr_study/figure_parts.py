@@ -1,5 +1,6 @@
 """Shared parts of a study's figures: styles of arms, intervals, axes and panels."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Any
 
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Series
+from bacr_jax.report.looks import RECOMMENDED
 from bacr_jax.report.looks import looks_of as method_looks
 from bacr_jax.report.vega import Theme
 from bacr_study.items import budget_phrase, variant_name
 from bacr_study.spec import Study, Task, Variant
 
-# Maximum number of curves per panel. If there are more, no panel has two of one colour.
+# Maximum number of curves per panel.
 _CURVES_IN_A_PANEL = 12
 
 # Files of a figure: name and theme.
@@ -154,28 +156,23 @@ def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
     return result
 
 
-def distinguishable_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
-    """Distributes the variants over panels so that the curves in each panel are distinguishable.
+def panel_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
+    """Distributes the variants over panels with up to 12 curves.
 
-    Up to 12 variants share one panel. Of more variants, no panel has two of one colour, and the
-    first reference arm appears in every panel.
+    The first reference arm appears in every panel. Variants of one colour are spread over the
+    panels, so that few curves of a panel differ only in their markers.
     """
     variants = study.variants()
     if len(variants) <= _CURVES_IN_A_PANEL:
         return [variants]
-    first_reference = study.references[:1]
-    references = [variant for variant in variants if variant.arm in first_reference]
-    groups: list[list[Variant]] = []
-    num_of_colour: dict[str | float, int] = {}
-    for variant in variants:
-        if variant in references:
-            continue
-        colour = looks[variant.key].colour
-        index = num_of_colour.get(colour, 0)
-        num_of_colour[colour] = index + 1
-        if index == len(groups):
-            groups.append(list(references))
-        groups[index].append(variant)
+    references = [variant for variant in variants if variant.arm in study.references[:1]]
+    others = [variant for variant in variants if variant not in references]
+    num_panels = math.ceil(len(others) / (_CURVES_IN_A_PANEL - len(references)))
+    by_colour = sorted(others, key=lambda variant: str(looks[variant.key].colour))
+    groups = []
+    for panel in range(num_panels):
+        members = [*references, *by_colour[panel::num_panels]]
+        groups.append(sorted(members, key=variants.index))
     return groups
 
 
@@ -189,6 +186,13 @@ def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)")
         high=1.15 * max(budgets),
         ticks=ticks,
     )
+
+
+def star_sentence(study: Study) -> str:
+    """Returns a caption's sentence about the star, with a space; empty if there is no star."""
+    if any(arm.id == RECOMMENDED for arm in study.arms):
+        return " The star is the recommended method."
+    return ""
 
 
 def basis(study: Study) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from bacr_study.figure_parts import (
     band,
     basis,
     budget_axis,
-    distinguishable_groups,
     ends_of,
     looks_of,
+    panel_groups,
     panel_title,
     saved,
+    star_sentence,
 )
-from bacr_study.items import Results, estimate_of, variant_name
+from bacr_study.items import Results, estimate_of, is_shown, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
 
 # Line styles of the difficulty groups, easiest first.
@@ -53,7 +54,6 @@ _SCHEDULE = (
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
-_STAR = "The star is the recommended method."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
 # Title of the table and the figures that show the study's named contrasts.
@@ -129,7 +129,7 @@ def accuracy_figures(
     if len(study.variants()) > MOST_CURVES:
         return
     looks = looks_of(study)
-    groups = distinguishable_groups(study, looks)
+    groups = panel_groups(study, looks)
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
@@ -151,7 +151,7 @@ def accuracy_figures(
     yield StudyFigure(
         name="hard" if hard else "accuracy",
         title="Accuracy on harder problems" if hard else "Accuracy by budget",
-        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_STAR}",
+        caption=f"Mean accuracy with 95 % intervals over {basis(study)}.{star_sentence(study)}",
         rows=rows,
     )
 
@@ -194,7 +194,8 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
         name="efficiency",
         title="Accuracy against tokens really used",
         caption=f"Left: a point per budget, 95 % intervals over {basis(study)}; the shaded steps "
-        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_STAR}",
+        "are the Pareto front of the means. Right: thinking tokens used by budget."
+        f"{star_sentence(study)}",
         rows=rows,
     )
 
@@ -230,11 +231,12 @@ def _efficiency_charts(
         x, y = stepped(*zip(*pareto_front(points)))
         accuracy_series.insert(
             0,
+            # The caption explains it, and the colours belong to the methods.
             Series(
-                "Pareto front",
+                "",
                 x,
                 y,
-                "s2",
+                "soft",
                 kind="broad",
             ),
         )
@@ -285,7 +287,7 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
     if not study.references:
         return
     looks = looks_of(study)
-    groups = distinguishable_groups(study, looks)
+    groups = panel_groups(study, looks)
     rows: list[Sequence[Chart]] = []
     for task in study.tasks:
         columns = []
@@ -406,12 +408,13 @@ def contrast_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
         charts = []
         for budget in study.focus_budgets(task):
             pairs = {name: entries.get((name, task.id, budget)) for name in study.contrasts}
-            charts.append(_forest(panel_title(task, budget), pairs, unclear="s0"))
+            shown = [name for name, entry in pairs.items() if entry and is_shown(entry)]
+            charts.append(_forest(panel_title(task, budget), pairs, highlighted=shown))
         yield StudyFigure(
             name=f"contrasts_{task.id}",
             title=CONTRASTS,
-            caption="Percentage points, 95 % intervals over seeds and problems; blue: 0 lies "
-            "outside.",
+            caption="Percentage points, 95 % intervals over seeds and problems. Blue: the interval "
+            f"that holds for all {len(entries)} differences at once (Bonferroni) excludes 0.",
             rows=[alike(charts, "x")],
         )
 
@@ -420,24 +423,23 @@ def _forest(
     title: str,
     entries: Mapping[str, Mapping[str, Any] | None],
     *,
-    unclear: str = _SIGNIFICANT_COLOUR,
+    highlighted: Collection[str] | None = None,
 ) -> Chart:
     """Draws a forest plot: one row per name with the difference and its interval.
 
     Args:
       title: title of the chart.
       entries: contrasts by name; the row of a name is empty if its entry is None.
-      unclear: colour of the differences whose interval contains 0.
+      highlighted: names of the contrasts that are drawn in colour; None for all.
     """
+    if highlighted is None:
+        highlighted = entries.keys()
     row_of_name = {name: -float(row) for row, name in enumerate(entries)}
     series = []
-    for colour in dict.fromkeys((unclear, _SIGNIFICANT_COLOUR)):
+    for colour, is_highlighted in (("s0", False), (_SIGNIFICANT_COLOUR, True)):
         by_row = {}
         for name, entry in entries.items():
-            if not entry:
-                continue
-            contains_zero = entry["low"] <= 0 <= entry["high"]
-            if colour == (unclear if contains_zero else _SIGNIFICANT_COLOUR):
+            if entry and (name in highlighted) == is_highlighted:
                 by_row[row_of_name[name]] = entry
         x, ends = _points(by_row.values())
         series.append(

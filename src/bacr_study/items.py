@@ -7,11 +7,10 @@ from typing import Any
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown, budget_name
 from bacr_study.spec import MEAN, Study, Task, Variant
+from bacr_study.statistics import LEVEL
 
 # The contents of results.json.
 Results = Mapping[str, Any]
-# Significance level for Holm-adjusted p-values.
-LEVEL = 0.05
 _MINUS = "−"
 
 
@@ -131,6 +130,23 @@ def difference_item(entry: Mapping[str, Any] | None) -> Item:
         100 * entry["high"],
     )
     return Shown(difference_text(entry), numbers)
+
+
+def simultaneous(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a tested difference with the simultaneous interval of its family as interval."""
+    return {**entry, "low": entry["simultaneous_low"], "high": entry["simultaneous_high"]}
+
+
+def is_shown(entry: Mapping[str, Any]) -> bool:
+    """True if the simultaneous interval of a tested difference does not contain 0."""
+    return _excludes_zero(simultaneous(entry))
+
+
+def simultaneous_item(entry: Mapping[str, Any]) -> Item:
+    """Returns the simultaneous interval of a difference in percentage points as a table entry."""
+    low = 100 * entry["simultaneous_low"]
+    high = 100 * entry["simultaneous_high"]
+    return Shown(f"[{signed(low)}, {signed(high)}]", (low, high))
 
 
 def differs_by_mode(entry: Mapping[str, Any]) -> bool:

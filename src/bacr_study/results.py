@@ -23,7 +23,14 @@ from bacr_study.configured import Configured
 from bacr_study.failures import failure_rates
 from bacr_study.figure_parts import StudyFigure
 from bacr_study.figures import draw_figures
-from bacr_study.items import LEVEL, budget_phrase, difference_text, estimate_of, p_text, row_names
+from bacr_study.items import (
+    budget_phrase,
+    difference_text,
+    estimate_of,
+    is_shown,
+    row_names,
+    simultaneous,
+)
 from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Arm, Study, Sweep, Task, Variant
 from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
@@ -416,13 +423,8 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
     """Yields sentences that report which arm has the highest accuracy on each task.
 
     There is one sentence each for the smallest budget, the largest budget and the mean over
-    budgets. An arm leads only if its difference from the reference is not 0 after Holm's
-    correction.
+    budgets. A lead is claimed only if the simultaneous interval of the difference excludes 0.
     """
-    comparisons: dict[tuple[str, ...], Any] = {}
-    for entry in results["comparisons"]:
-        key = (entry["task"], entry["set"], entry["budget"], entry["variant"])
-        comparisons.setdefault(key, entry)
     names = row_names(study)
     for task in study.tasks:
         for budget in (str(min(task.budgets)), str(max(task.budgets)), MEAN):
@@ -431,38 +433,58 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
                 continue
             ranking = sorted(accuracies, key=lambda variant: -accuracies[variant])
             best = ranking[0]
-            cell = (task.id, task.main, budget)
-            entry = comparisons.get((*cell, best))
-            if entry is None and len(ranking) > 1:
-                # The reference has no difference from itself, but the second-best arm has one.
-                second = comparisons.get((*cell, ranking[1]))
-                if second and second["reference"] == best:
-                    entry = second
-            start = f"{task.label}, {budget_phrase(budget)}: {names[best]}"
-            percent = f"{100 * accuracies[best]:.1f} %"
+            start = f"{task.label}, {budget_phrase(budget)}: {names[best]} has the highest accuracy"
+            start += f", {100 * accuracies[best]:.1f} %"
+            where = (task.id, task.main, budget)
+            entry = _lead_entry(results["comparisons"], where, ranking)
             if entry is None:
-                yield f"{start} has the highest accuracy, {percent}; no difference was tested"
+                yield f"{start}; no difference was tested"
             else:
-                yield f"{start} {_claim(entry, percent, names)}"
+                yield f"{start}, {_claim(entry, best, names)}"
 
 
-def _claim(entry: Mapping[str, Any], percent: str, names: Mapping[str, str]) -> str:
-    """Returns what a comparison with the reference shows about the most accurate arm.
+def _lead_entry(
+    comparisons: Sequence[Mapping[str, Any]], where: tuple[str, str, str], ranking: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """Returns the comparison that tests the lead of the most accurate arm; None if there is none.
+
+    If this arm is a reference, the arm with the second-highest accuracy was compared with it.
+    Otherwise it was compared with the references, of which the first is taken.
 
     Args:
-      entry: comparison of an arm with the reference.
-      percent: accuracy of the most accurate arm.
+      comparisons: the comparisons of results.json.
+      where: task, set and budget.
+      ranking: variant keys by decreasing accuracy.
+    """
+    entries: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for entry in comparisons:
+        if (entry["task"], entry["set"], entry["budget"]) == where:
+            entries[entry["variant"], entry["reference"]] = entry
+    best = ranking[0]
+    for second in ranking[1:2]:
+        if (second, best) in entries:
+            return entries[second, best]
+    return next((entry for (variant, _), entry in entries.items() if variant == best), None)
+
+
+def _claim(entry: Mapping[str, Any], best: str, names: Mapping[str, str]) -> str:
+    """Returns what a comparison shows about the lead of the most accurate arm.
+
+    Args:
+      entry: comparison of this arm with a reference, or of another arm with this one.
+      best: key of the most accurate arm.
       names: names of the arms, by variant key.
     """
-    reference = names[entry["reference"]]
-    points = f"{names[entry['variant']]} is {difference_text(entry)} points from {reference}"
-    corrected = f"Holm p {p_text(entry['p_holm'])} of {entry['tests']} tests"
-    if entry["p_holm"] < LEVEL:
-        return f"leads with {percent}: {points}, {corrected}"
-    return (
-        f"has the highest accuracy, {percent}, but no lead is shown: {points}, and 0 is within the "
-        f"corrected interval ({corrected})"
-    )
+    lead = simultaneous(entry)
+    other = entry["reference"]
+    if other == best:
+        other = entry["variant"]
+        lead = {"difference": -lead["difference"], "low": -lead["high"], "high": -lead["low"]}
+    points = f"{difference_text(lead)} points"
+    interval = f"95 % interval that holds for {entry['tests']} differences at once"
+    if is_shown(entry):
+        return f"and leads {names[other]} by {points} ({interval})"
+    return f"but no lead over {names[other]} is shown: {points} ({interval})"
 
 
 def _accuracies(

@@ -18,6 +18,8 @@ OVER_SEEDS = "seeds"
 OVER_PROBLEMS = "problems"
 OVER_BOTH = "seeds and problems"
 NO_SPREAD = "none"
+# Probability of an error that tests and intervals of a family have together.
+LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -287,3 +289,26 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(values)
     adjusted[order] = np.maximum.accumulate(scaled)
     return adjusted.tolist()
+
+
+def simultaneous_interval(
+    difference: float, error: float, df: float, tests: int
+) -> tuple[float, float]:
+    """Returns Bonferroni's simultaneous 95 % interval of one of several differences.
+
+    Each of m intervals has the level 1 - .05 / m, so the probability that all of them contain their
+    true differences is at least 95 %, however the differences depend on each other:
+
+        difference +- t_{1 - .05 / (2 m), df} error
+
+    The interval excludes 0 if and only if m p < .05. Holm's adjusted p-values can be below .05 for
+    more differences. Intervals that match them contain no lower bound except 0.
+
+    Args:
+      difference: the difference.
+      error: standard error of the difference.
+      df: degrees of freedom of Student's t distribution.
+      tests: m, the number of differences in the family.
+    """
+    half_width = float(stdtrit(df, 1.0 - LEVEL / (2 * tests))) * error
+    return difference - half_width, difference + half_width

@@ -22,6 +22,8 @@ BASES = (ROOT, SOURCE, SOURCE / "bacr_jax")
 # What a run, not the repository, holds.
 RUN_FILES = ("runs/", "checkpoints/", "exports/", "rollouts/", "tensorboard/", "wandb/", "warmup/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# A file of a picture: the light one, or its variant for dark pages.
+PICTURE = re.compile(r'<(?:img|source)\b[^>]*\bsrc(?:set)?="([^"]+)"')
 OURS = "|".join(path.name for path in SOURCE.iterdir() if path.is_dir())
 DOTTED = re.compile(rf"\b(?:{OURS})(?:\.\w+)+")
 IMPORT = re.compile(rf"^from ((?:{OURS})[\w.]*) import ([\w, ]+)$", re.MULTILINE)
@@ -91,7 +93,7 @@ def exists(dotted):
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     wrong = []
-    for target in LINK.findall(text_of(page)):
+    for target in LINK.findall(text_of(page)) + PICTURE.findall(text_of(page)):
         if target.startswith(("http://", "https://")):
             continue
         name, _, anchor = target.partition("#")
@@ -147,7 +149,7 @@ def test_results_keep_cells_numbers_tables_and_the_pictures_that_pages_show():
     shown = {
         (ROOT / page).parent.joinpath(link).resolve()
         for page in PAGES
-        for link in LINK.findall(text_of(page))
+        for link in LINK.findall(text_of(page)) + PICTURE.findall(text_of(page))
     }
     for path in filter(Path.is_file, folder.rglob("*")):
         assert path.suffix in (".xz", ".md", ".png"), path

@@ -54,6 +54,39 @@ def test_pages_are_given_once():
     assert pages > 20 * pages_each
 
 
+# Frees 320 MiB in blocks with small blocks between them; prints how many MiB the process had before
+# and after the freed memory was returned.
+HOLES = """
+import sys
+from bacr_jax.parallel import host_memory
+host_memory.keep_freed_memory()
+host_memory.RETURNED_BYTES = int(sys.argv[1])
+status = lambda: next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))
+resident = lambda: int(status().split()[1]) >> 10
+blocks = [bytes(100_000) if i % 2 else bytearray(b"x") * (40 << 20) for i in range(16)]
+blocks = blocks[1::2]
+before = resident()
+host_memory.return_freed_memory()
+print(before, resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's own settings")
+@pytest.mark.slow  # two processes that import JAX
+def test_much_freed_memory_is_returned_although_small_blocks_lie_between():
+    for limit, least_returned in ((100 << 20, 250), (1 << 31, None)):
+        found = subprocess.run(
+            [sys.executable, "-c", HOLES, str(limit)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        before, after = map(int, found.stdout.split())
+        returned = before - after
+        assert returned > least_returned if least_returned else abs(returned) < 5
+
+
 def test_nothing_is_set_with_a_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: pytest.fail("asked"))

@@ -69,7 +69,8 @@ def test_a_best_checkpoint_that_has_declined_is_warned_of(requested):
 
 def test_a_finished_run_names_its_best_checkpoint():
     assert best_note(HEALTHY) == (
-        f"the best checkpoint is step 20 ({WHY} 63.2 %); export, evaluate and generate take it"
+        f"the best checkpoint is step 20 ({WHY} 63.2 %); export, evaluate, generate and serve take "
+        "it"
     )
     assert best_note(DECLINED).endswith(
         "take it, although it is worse than before training: greedy at 48: accuracy 55.8 to 0.0 %"

@@ -15,6 +15,12 @@ def test_a_method_has_its_colour_whatever_is_next_to_it():
     assert looks_of(["l1_exact"])[0].colour == looks_of(["l1-exact"])[0].colour
 
 
+def test_forms_of_one_method_share_its_colour_and_differ_in_their_marker():
+    published, one_answer = looks_of(["anytime", "anytime-one"])
+    assert published.colour == one_answer.colour == looks_of(["anytime-one"])[0].colour
+    assert published.marker != one_answer.marker
+
+
 def test_only_the_recommended_method_has_a_star():
     methods = [name.rsplit("/", 1)[-1] for name in names((OVERLAYS,))]
     assert RECOMMENDED in methods

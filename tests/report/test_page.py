@@ -155,8 +155,8 @@ def test_the_first_sentence_says_where_a_run_ended_worse_than_it_began(run):
     assert f"{decline} Accuracy rose at 8 and fell at 16" in page(run)
     best = {"step": 2, "accuracy": 0.5, "set": "ledger"}
     (run / "summary.json").write_text(json.dumps({"best": best}))
-    chosen = "The best checkpoint is step 2 (mean accuracy 50.0 % on Ledger); export, evaluate and"
-    assert f"{decline} {chosen} generate take it. Accuracy rose" in page(run)
+    chosen = "The best checkpoint is step 2 (mean accuracy 50.0 % on Ledger); export, evaluate,"
+    assert f"{decline} {chosen} generate and serve take it. Accuracy rose" in page(run)
 
 
 def test_a_saving_is_compared_with_the_policy_before_training_cut_early(run):

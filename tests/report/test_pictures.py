@@ -1,8 +1,11 @@
 """Pictures are files of the same charts, for light and for dark pages."""
 
+import dataclasses
 import io
+import json
 
 import pytest
+import vl_convert
 from PIL import Image
 
 from bacr_jax.errors import UserError
@@ -52,6 +55,27 @@ def test_a_failure_is_a_warning(tmp_path, capsys):
 
     assert not pictures.attempt(tmp_path / "a.png", "t", fail)
     assert "a.png: can't be drawn (no font)" in capsys.readouterr().err
+
+
+def test_a_row_has_equal_names_at_the_y_axis_once():
+    names = [(1.0, "first"), (2.0, "second")]
+    named = dataclasses.replace(chart(), y=Axis("y", ticks=names))
+    other = dataclasses.replace(chart(), y=Axis("y", ticks=[(1.0, "third")]))
+    (row,) = pictures.picture("t", [[named, named, other]])["vconcat"]
+    texts = [json.dumps(part) for part in row["hconcat"]]
+    assert ["first" in text for text in texts] == [True, False, False]
+    assert "third" in texts[2]
+
+
+def test_a_dashed_curve_has_a_whole_marker_in_the_legend():
+    dashed = Series("before", [1, 2], [1.0, 2.0], "s0", line="--", marker="s")
+    solid = Series("after", [1, 2], [2.0, 1.0], "s1", marker="o")
+    spec = pictures.picture("t", [[chart("c", dashed, solid)]])
+    drawn = json.dumps(vl_convert.vegalite_to_vega(json.dumps(spec)))
+    _, text = drawn.split('"legends": ')
+    ((legend,), _) = json.JSONDecoder().raw_decode(text)
+    assert "shape" in legend and "strokeDash" not in legend
+    assert '"strokeDash": {"value": [5, 3]}' in drawn
 
 
 def legends(spec):

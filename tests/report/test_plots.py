@@ -4,7 +4,9 @@ import json
 import math
 import re
 
-from bacr_jax.report.charts import Axis, Bars, Chart, Series
+from bacr_jax.report.charts import MARKERS, Axis, Bars, Chart, Series
+from bacr_jax.report.html_page import STYLE
+from bacr_jax.report.looks import STAR
 from bacr_jax.report.plots import figure, legend
 from report_world import HOSTILE
 
@@ -46,5 +48,14 @@ def test_a_legend_names_each_curve_once_and_marks_the_recommended_method():
     star = Series("best", [1, 2], [1.0, 2.0], "s1", marker="*")
     other = Series("b", [1, 2], [1.0, 2.0], "s2", marker="o")
     charts = [Chart("t", [star, other], Axis("x"), Axis("y"))] * 2
-    assert legend(charts) == [("s1 star", "best"), ("s2", "b")]
+    assert legend(charts) == [("s1 marked star", "best"), ("s2 marked circle", "b")]
     assert "<ul" not in figure(charts[0], has_legend=False)
+
+
+def test_each_marker_has_a_class_of_the_style_sheet():
+    for shape in (*MARKERS, STAR):
+        curve = Series("a", [1, 2], [1.0, 2.0], "s1", marker=shape)
+        ((style, _),) = legend([Chart("t", [curve], Axis("x"), Axis("y"))])
+        colour, marked, name = style.split()
+        assert (colour, marked) == ("s1", "marked")
+        assert f".legend .{name} .key::before" in STYLE

@@ -15,7 +15,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.runs import checkpoint
-from bacr_jax.runs.checkpoint import Checkpoints, check_policy, read_part
+from bacr_jax.runs.checkpoint import Checkpoints, check_policy, read_part, restore_target
 from bacr_jax.runs.digest import DigestMismatch, digests
 
 # Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each
@@ -61,6 +61,50 @@ def test_what_was_saved_comes_back(tmp_path):
         at, found, meta = checkpoints.restore(state(0), step)
         assert (at, meta, checkpoints.meta(step)) == (step, {"step": step}, {"step": step})
         assert_is(found, step)
+
+
+ON_A_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def addresses(tree):
+    return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree)]
+
+
+def test_an_update_reuses_the_memory_of_a_state_that_was_just_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_LARGE_STATE", 1 << 20)
+    double = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree), donate_argnums=0)
+    numbers = np.random.default_rng(0).normal(size=(4, 1 << 20)).astype(np.float32)
+    large = jax.device_put({str(i): row for i, row in enumerate(numbers)}, ON_A_DEVICE)
+    # Arrays that JAX has computed; arrays of NumPy may be borrowed.
+    large = double(large)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, large, {})
+    checkpoints.release_large_state()
+    before = addresses(large)
+    assert addresses(double(large)) == before
+    checkpoints.close()
+    assert checkpoint.read_part(tmp_path / "1" / "state")["3"].tolist() == (2 * numbers[3]).tolist()
+
+
+def test_nothing_waits_for_a_small_state(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, state(1), {})
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: pytest.fail("waited"))
+    checkpoints.release_large_state()
+    monkeypatch.undo()
+    checkpoints.close()
+
+
+def test_a_state_is_restored_into_shapes_without_memory_of_their_own(tmp_path):
+    placed = {"w": jax.device_put(np.arange(6.0, dtype=np.float32), ON_A_DEVICE), "n": 2**40}
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, placed, {})
+    target = restore_target(placed)
+    assert isinstance(target["w"], jax.ShapeDtypeStruct)
+    _, found, _ = checkpoints.restore(target)
+    checkpoints.close()
+    assert found["w"].sharding == ON_A_DEVICE and found["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert found["n"] == 2**40
 
 
 def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_not_called_damaged(tmp_path):

@@ -1,14 +1,11 @@
 """Warnings come once, after the trouble has lasted, and not at all in a healthy run."""
 
-import importlib.util
-import json
-from pathlib import Path
-
 import pytest
 
 from bacr_jax.runs.health import (
     PATIENCE,
     SHORT_PATIENCE,
+    SYMPTOMS,
     RunHealth,
     VerifierWatch,
     all_failed,
@@ -86,18 +83,48 @@ def test_signs_of_a_ruined_policy_are_told_within_three_steps(trouble, patience,
         assert messages(*[bad] * 20) == []
 
 
-def test_the_run_that_lost_its_largest_budget_would_have_been_warned_at_steps_6_and_13():
+def warnings_by_step(**columns):
+    """Replays steps of a run, given as one list for each metric, and returns the warned alarms."""
+    health = RunHealth()
+    names = {symptom.message: name for name, symptom in SYMPTOMS.items()}
+    warned = {}
+    for step, values in enumerate(zip(*columns.values()), 1):
+        metrics = {name.replace("__", "/"): value for name, value in zip(columns, values)}
+        for message in health.warnings(metrics):
+            warned[names[message]] = step
+    return warned
+
+
+def test_the_run_that_lost_its_largest_budget_is_warned_at_steps_6_and_13():
     """Metrics of a run of recipes/smollm2.sh whose accuracy at 48 tokens went from 56 to 0 %."""
-    closed = [1, 1, 1, 1, 1, 0.92, 1, 1, 1, 1, 0.7, 0.77, 0.73, 0.8]
-    mean = [0, 0.12, 0.57, 0.03, -0.84, -0.73, 0.28, 0.54, 0.16, -0.16, 0, 0.22, 0.26, -0.22]
-    deviation = [1, 0.99, 0.91, 1, 0.61, 0, 1, 0.91, 0.99, 0.97, 0.99, 1, 0.99, 0.9]
-    health, warned = RunHealth(), {}
-    for step, values in enumerate(zip(closed, mean, deviation), 1):
-        names = ("rollout/closed_answers", "advantage/mean", "advantage/std")
-        for message in health.warnings(HEALTHY | dict(zip(names, values))):
-            warned[step] = message
-    assert list(warned) == [6, 13]
-    assert "mean advantage" in warned[6] and "closed" in warned[13]
+    warned = warnings_by_step(
+        reward__cut_1=[.19, .14, .39, .28, .03, 0, .19, .39, .25, .12, .16, .23, .25, .08],
+        rollout__closed_answers=[1, 1, 1, 1, 1, .92, 1, 1, 1, 1, .7, .77, .73, .8],
+        advantage__mean=[0, .12, .57, .03, -.84, -.73, .28, .54, .16, -.16, 0, .22, .26, -.22],
+        advantage__std=[1, .99, .91, 1, .61, 0, 1, .91, .99, .97, .99, 1, .99, .9],
+    )  # fmt: skip
+    assert warned == {"collapse": 6, "one_sided": 6, "closed_answers": 13}
+
+
+def test_a_run_that_a_single_update_ruined_is_warned_after_its_second_step_without_a_reward():
+    """Metrics of SmolLM2 at twice the recipe's rates: the second update ruined all budgets.
+
+    Its third and later steps have no right answer, so the mean advantage is 0.
+    """
+    warned = warnings_by_step(
+        reward__cut_1=[.25, .14, 0, 0, 0, 0],
+        rollout__closed_answers=[1, 1, 0, 0, 0, 0],
+        rollout__repetition=[0, 0, .23, .53, .53, .31],
+        advantage__mean=[0, -.27, -.59, 0, 0, 0],
+        advantage__std=[1, .95, 0, 0, 0, 0],
+    )  # fmt: skip
+    assert warned == {"collapse": 4, "closed_answers": 5, "repetition": 5}
+
+
+def test_one_step_of_few_right_answers_is_no_collapse():
+    """Metrics of a run of SmolLM2 that kept learning, with eight questions a step."""
+    accuracy = [.36, .09, .34, .06, .20, .41, .22, .06, .27, .30, .17, .38, .06, .20]  # fmt: skip
+    assert warnings_by_step(reward__cut_1=accuracy) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,60 +137,6 @@ def test_the_run_that_lost_its_largest_budget_would_have_been_warned_at_steps_6_
 )
 def test_an_update_that_is_shortened_a_little_or_not_measured_is_no_trouble(measured):
     assert messages(*[HEALTHY | measured] * 2 * PATIENCE) == []
-
-
-@pytest.fixture(scope="module")
-def replay():
-    path = Path(__file__).parents[2] / "benchmarks" / "replay_alarms.py"
-    specification = importlib.util.spec_from_file_location("replay_alarms", path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def replayed(replay, monkeypatch, capsys, *folders):
-    monkeypatch.setattr("sys.argv", ["replay_alarms.py", *map(str, folders)])
-    replay.main()
-    *runs, counts = map(json.loads, capsys.readouterr().out.splitlines())
-    return runs, counts
-
-
-def test_alarms_are_replayed_over_committed_runs(replay, monkeypatch, capsys):
-    results = Path(__file__).parents[2] / "docs" / "results"
-    names = ("smollm2-recipe-cpu", "quickstart-cpu")
-    runs, counts = replayed(replay, monkeypatch, capsys, *(results / name for name in names))
-    assert runs[0]["alarms"] == {"one_sided": 6, "closed_answers": 13}
-    assert [failure.split()[-3:] for failure in runs[0]["failed"]] == [
-        ["greedy", "48", "accuracy"],
-        ["48", "closed", "answers"],
-    ]
-    # docs/alarms.md has these numbers.
-    assert all(run["alarms"] == {} for run in runs[1:])
-    assert counts == {
-        "runs": 7, "failed": 3, "failed_with_alarm": 1, "fine": 4, "fine_with_alarm": 0,
-        "false_alarms": {},
-    }  # fmt: skip
-
-
-def test_an_alarm_in_a_run_that_did_not_fail_is_a_false_one(replay, monkeypatch, capsys, tmp_path):
-    run = tmp_path / "one"
-    run.mkdir()
-    steps = [HEALTHY] + [HEALTHY | {"rollout/closed_answers": 0.8}] * 3
-    lines = [json.dumps({"step": step} | metrics) for step, metrics in enumerate(steps, 1)]
-    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    sets = {"ledger": {"greedy": {"8": {"accuracy": 0.5, "problems": 100}}}}
-    evaluations = [{"when": when, "sets": sets} for when in ("before", "after")]
-    (run / "eval.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
-    (report,), counts = replayed(replay, monkeypatch, capsys, run)
-    assert report == {"run": "one", "steps": 4, "alarms": {"closed_answers": 4}, "failed": []}
-    assert counts["false_alarms"] == {"closed_answers": 1} and counts["fine_with_alarm"] == 1
-
-
-def test_a_folder_without_a_run_is_refused_in_a_line(replay, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["replay_alarms.py", str(tmp_path)])
-    with pytest.raises(SystemExit, match="2"):
-        replay.main()
-    assert f"{tmp_path}: has neither metrics.jsonl nor" in capsys.readouterr().err
 
 
 def test_a_sampler_that_disagrees_is_told_at_once_with_the_likely_causes():

@@ -53,7 +53,7 @@ def test_bad_input_is_one_line_before_any_work(words, message, capsys):
         (["--budget", "4,8"], "--budget 4,8: found 2 budgets; pass only one"),
         (["--budget", "medium"], "--budget medium: found 'medium'"),
         (["--max-budget", "60"], "--max-budget 60 is too large: the model's 64 positions leave 58"),
-        (["--url", "http://127.0.0.1:1"], "does not describe how its thinking ends"),
+        (["--url", "http://127.0.0.1:1"], "error: --url: "),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused_before_its_weights_are_read(

@@ -23,12 +23,16 @@ PROMPT = (1, 9, 2)
 def rules():
     tokenizer = ledger_tokenizer()
     section = describe(resolve(Config()).limits, tokenizer, FORMATS["ledger"], len(tokenizer))
-    return read_rules({**section, "grace": 4}, len(tokenizer))
+    return read_rules({**section, "grace": 4, "answer_tokens": 8}, len(tokenizer))
+
+
+def proxy(url, rules):
+    return ProxyBackend(Server(url), rules, longest_prompt=20, largest_budget=16)
 
 
 def generate(served, rules, budget, **settings):
     async def run():
-        backend = ProxyBackend(Server(served.url), rules)
+        backend = proxy(served.url, rules)
         await backend.start()
         limit = 16 if budget is None else budget
         request = Generation(PROMPT, budget, limit, **settings)
@@ -99,17 +103,28 @@ def test_a_server_that_is_not_there_or_reads_no_budgets_is_refused_at_the_start(
         with pytest.raises(BackendError, match="does not read budgets"):
             generate(served, rules, 3)
         url = served.url
-    backend = ProxyBackend(Server(url), rules)
+    backend = proxy(url, rules)
     with pytest.raises(BackendError, match="no server responds there"):
         asyncio.run(backend.start())
     assert "no server responds there" in asyncio.run(backend.problem())
+
+
+def test_a_server_with_shorter_sequences_than_a_request_is_refused_at_the_start(rules):
+    # 20 tokens of prompt, 16 of thinking, `</think><answer>`, and the answer.
+    needed = 20 + 16 + 2 + rules.answer_tokens
+    with Streaming(length=needed - 1) as served:
+        message = f"sequences have {needed - 1} tokens, and a request may need {needed}; start it"
+        with pytest.raises(BackendError, match=message):
+            asyncio.run(proxy(served.url, rules).start())
+    with Streaming(length=needed) as served:
+        asyncio.run(proxy(served.url, rules).start())
 
 
 def test_a_request_that_is_left_ends_the_servers(rules):
     with Streaming(hangs=0.02) as served:
 
         async def leave():
-            backend = ProxyBackend(Server(served.url), rules)
+            backend = proxy(served.url, rules)
             await backend.start()
             async with contextlib.aclosing(backend.generate(Generation(PROMPT, 9, 9))) as pieces:
                 await anext(pieces)

@@ -11,10 +11,12 @@ import pytest
 from scipy import stats
 
 from bacr_jax.report import plots
+from bacr_jax.report.looks import STAR
 from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
+from bacr_study.figure_parts import star_sentence
 from bacr_study.results import as_text, build_results, page, without_times, write_results
 from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import holm
@@ -84,6 +86,71 @@ def test_contrasts_are_differences_of_the_named_pairs_corrected_for_these_alone(
     assert [drawn.name for drawn, *_ in figures.draw_figures(tmp_path, found, study)] == [
         "contrasts_ledger"
     ]
+
+
+@pytest.mark.parametrize(
+    ("low", "verdict"),
+    [
+        (0.001, "and leads Anytime by +20.0 [+0.1, +39.9] points"),
+        (-0.001, "but no lead over Anytime is shown: +20.0 [−0.1, +40.1] points"),
+    ],
+)
+def test_a_lead_is_claimed_where_the_simultaneous_interval_leaves_out_zero(low, verdict):
+    """Holm's p is below .05 in both cases, and the interval of the one difference is narrow."""
+    arms = tuple(
+        dataclasses.replace(SMALL.arm(name), label=label)
+        for name, label in (("anytime", "Anytime"), ("bacr_paper", "BACR"))
+    )
+    study = dataclasses.replace(SMALL, arms=arms)
+    results = _results_of_a_difference(study, low)
+    text = page(results, study, [], [])
+    sentence = f"BACR has the highest accuracy, 62.0 %, {verdict}"
+    assert f"{sentence} (95 % interval that holds for 9 differences at once)" in text
+
+
+def test_the_lead_of_a_reference_is_that_over_the_second_best():
+    arms = (Arm("bacr_paper", "BACR"), Arm("cot", "CoT"), Arm("anytime", "Anytime"))
+    study = dataclasses.replace(SMALL, arms=arms, reference=("cot", "bacr_paper"))
+    results = _results_of_a_difference(study, 0.001)
+    results["means"]["ledger"]["test"]["sampled"]["cot"] = {"8": {"accuracy": {"mean": 0.1}}}
+    (with_anytime,) = results["comparisons"]
+    over_cot = {**with_anytime, "reference": "cot"}
+    second = {"variant": "anytime", "reference": "bacr_paper", "difference": -0.2}
+    ends = {"simultaneous_low": -0.39, "simultaneous_high": -0.01}
+    results["comparisons"] = [over_cot, {**with_anytime, **second, **ends}]
+    text = page(results, study, [], [])
+    assert "BACR has the highest accuracy, 62.0 %, and leads Anytime by +20.0 [+1.0, +39.0]" in text
+
+
+def _results_of_a_difference(study, simultaneous_low):
+    """The part of results.json that a verdict is made of: 42 % and 62 % at budget 8."""
+    means = {
+        arm: {"8": {"accuracy": {"mean": mean}}}
+        for arm, mean in (("anytime", 0.42), ("bacr_paper", 0.62))
+    }
+    entry = {
+        "task": "ledger",
+        "set": "test",
+        "budget": "8",
+        "variant": "bacr_paper",
+        "reference": "anytime",
+        "difference": 0.2,
+        "low": 0.15,
+        "high": 0.25,
+        "p_holm": 0.04,
+        "tests": 9,
+        "simultaneous_low": simultaneous_low,
+        "simultaneous_high": 0.4 - simultaneous_low,
+    }
+    return {
+        "means": {"ledger": {"test": {"sampled": means}}},
+        "comparisons": [entry],
+        "cells": {},
+        "missing": [],
+        "problems": {},
+        "provenance": {},
+        "warnings": [],
+    }
 
 
 def accuracies(study, variant, budget, mode="sampled", name="test"):
@@ -413,7 +480,9 @@ class TestWriting:
         order = [text.index(f'id="{name}"') for name in ("verdict", "figures", "tables")]
         own = text.replace(plots.library(), "")
         assert order == sorted(order) and own.count("<table>") == own.count("<details><summary>")
-        assert re.search(r"budget 8: .* has the highest accuracy, .* but no lead is shown: ", text)
+        assert re.search(
+            r"budget 8: .* has the highest accuracy, .* but no lead over .* is shown: ", text
+        )
         links = [link for link in tags.links if not link.startswith(("data:", "#"))]
         # Links lead to the files of the study.
         assert {"results.json", "figures/accuracy.pdf", "tables/accuracy.tex"} <= set(links)
@@ -451,17 +520,27 @@ class TestFigures:
         assert len({(look.colour, look.marker) for look in looks.values()}) == len(study.arms)
         assert [name for name, look in looks.items() if look.marker == "*"] == ["bacr_robust"]
 
-    def test_of_many_arms_no_panel_has_two_of_a_colour_and_each_has_the_reference(self):
+    def test_of_many_arms_each_panel_has_the_reference_and_as_many_curves(self):
         few = main_study()
-        assert figures.distinguishable_groups(few, figures.looks_of(few)) == [list(few.variants())]
+        assert figures.panel_groups(few, figures.looks_of(few)) == [list(few.variants())]
         more = [dataclasses.replace(few.arms[0], id=f"more-{i}") for i in range(12)]
         study = dataclasses.replace(few, arms=(*few.arms, *more))
         looks = figures.looks_of(study)
-        rows = figures.distinguishable_groups(study, looks)
-        assert len(rows) > 1 and {v for row in rows for v in row} == set(study.variants())
-        for row in rows:
-            own = {looks[variant.key].colour for variant in row if variant.arm != "anytime"}
-            assert len(own) == len(row) - 1 and "anytime" in {variant.arm for variant in row}
+        panels = figures.panel_groups(study, looks)
+        assert len(panels) == 2 and {v for row in panels for v in row} == set(study.variants())
+        assert all("anytime" in {variant.arm for variant in panel} for panel in panels)
+        assert abs(len(panels[0]) - len(panels[1])) <= 1
+        # Curves of one colour are spread over the panels.
+        for colour in {look.colour for look in looks.values()}:
+            counts = [sum(looks[v.key].colour == colour for v in panel) for panel in panels]
+            assert max(counts) - min(counts) <= 1
+
+    @pytest.mark.parametrize(("arm", "has_star"), [("bacr-robust", True), ("bacr_paper", False)])
+    def test_a_caption_explains_the_star_where_one_is(self, arm, has_star):
+        study = main_study(arms=(Arm("anytime", "A"), Arm(arm, "B")))
+        assert ("star" in star_sentence(study)) == has_star
+        stars = [key for key, look in figures.looks_of(study).items() if look.marker == STAR]
+        assert bool(stars) == has_star
 
 
 def test_equal_runs_that_took_another_time_give_the_same_results_file(tmp_path):

@@ -16,6 +16,8 @@ from bacr_study.statistics import (
     mean_interval,
     rounded,
     sign_flip_p,
+    simultaneous_interval,
+    two_sided,
     variance_parts,
 )
 
@@ -139,6 +141,26 @@ class TestHolm:
     def test_lies_between_the_value_and_bonferronis(self, values):
         for p, adjusted in zip(values, holm(values)):
             assert p <= adjusted <= min(len(values) * p, 1.0) + 1e-12
+
+
+class TestSimultaneousInterval:
+    def test_is_that_by_hand(self):
+        # With 2 degrees of freedom the quantile q is (2 q - 1) / sqrt(2 q (1 - q)). Five intervals
+        # have the level .99 each, so q = .995: .99 / sqrt(.00995) = 9.9248.
+        low, high = simultaneous_interval(0.3, 0.01, 2.0, 5)
+        assert (low, high) == pytest.approx((0.3 - 0.099248, 0.3 + 0.099248), abs=1e-6)
+
+    def test_of_one_difference_is_the_t_interval(self):
+        contrast = crossed_test(TABLE)
+        ends = simultaneous_interval(contrast.difference, contrast.standard_error, contrast.df, 1)
+        assert ends == pytest.approx((contrast.low, contrast.high))
+
+    @given(st.floats(-9, 9), st.floats(1, 50), st.integers(1, 200))
+    def test_leaves_out_zero_where_bonferronis_p_is_below_five_percent(self, t, df, tests):
+        low, high = simultaneous_interval(t, 1.0, df, tests)
+        p = tests * two_sided(t, 1.0, df)
+        if abs(p - 0.05) > 1e-9:
+            assert (low > 0 or high < 0) == (p < 0.05)
 
 
 def test_rounded_numbers_have_so_many_digits_and_what_is_none_is_none():

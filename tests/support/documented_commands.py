@@ -202,7 +202,6 @@ NOT_RUN = {
     "openssl": "a key of the reader's own",
     "curl": "a server",
     "until curl": "vLLM",
-    "integrations/vllm/test.sh": "minutes",
     "llama-server": "llama.cpp; tests/interop/test_llama_cpp.py starts its server",
     "python llama.cpp/convert_hf_to_gguf.py": "llama.cpp",
     "python examples/ask_llama_cpp.py": "a server; tests/examples has a stand-in",

@@ -12,12 +12,14 @@ import pytest
 from bacr_jax.config.settings import resolve
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import qwen2
+from bacr_jax.parallel import MeshShape
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions import ledger, loaders
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import without_timings
 from bacr_jax.runs.progress import Progress
+from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import initialize
 from bacr_jax.training.initialize import compiling_in_background
 from methods_world import load, run_of
@@ -65,6 +67,17 @@ def test_without_a_warm_up_policy_and_value_head_are_random_by_the_seed(world, f
     assert one.generated_tokens == 0 and int(one.curriculum.updates) == 0
     # phi is zero at the start: the policy is the plain model.
     assert not np.any(one.train.policy["budget"]["w2"])
+
+
+def test_a_resumed_run_restores_into_shapes_and_shardings_of_its_first_state(world, folder):
+    run, _ = world
+    policy = make_policy(run.config, run.method, run.environment.vocab_size, MeshShape(1, 1, 1, 1))
+    run = dataclasses.replace(run, policy=policy)
+    _, real = initial_state(run, folder, Progress(enabled=False))
+    target = initialize.abstract_state(run)
+    facts = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
+    assert jax.tree.map(facts, target.train) == jax.tree.map(facts, real.train)
+    assert {type(leaf) for leaf in jax.tree.leaves(target.train)} == {jax.ShapeDtypeStruct}
 
 
 @pytest.fixture

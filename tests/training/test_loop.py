@@ -1,5 +1,6 @@
 """A run that was stopped, in whatever way, ends as one that was not."""
 
+import json
 import os
 import random
 import signal
@@ -90,6 +91,25 @@ def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(config, tmp_pa
     monkeypatch.undo()
     assert train(*command) == 0
     assert_same_run(folder, tmp_path / "whole", 6)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_before_an_undo_undoes_the_same_update(config, tmp_path, monkeypatch):
+    # With a bound of 0, every update after which more traces fill their budgets is undone.
+    command = arguments(config, tmp_path / "whole", "train.undo_filled_budgets=0")
+    assert train(*command) == 0
+    records = without_timings(tmp_path / "whole" / "metrics.jsonl")
+    undone = [record["step"] for record in records if record["train/undone"]]
+    assert undone and undone[-1] > 1
+    folder = tmp_path / "run"
+    command = arguments(config, folder, "train.undo_filled_budgets=0")
+    StopAt(monkeypatch, folder / "metrics.jsonl", undone[-1] - 1, 2)
+    assert train(*command) == EXIT_CODE
+    monkeypatch.undo()
+    assert train(*command) == 0
+    assert_same_run(folder, tmp_path / "whole", 6)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["limited_updates"] == {"undone": len(undone), "shortened": 0}
 
 
 def start(*command):

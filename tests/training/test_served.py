@@ -218,6 +218,16 @@ def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
     assert not initialize.can_compile_ahead(run)
 
 
+def test_a_large_model_has_no_second_policy_during_its_warm_up(served_run, monkeypatch):
+    run, _ = served_run
+    own = dataclasses.replace(run.config.rollout, engine="jax")
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=own))
+    parameters = run.policy.learner.model.num_parameters
+    for limit, compiles in ((parameters, True), (parameters - 1, False)):
+        monkeypatch.setattr(initialize, "_MOST_COMPILED_AHEAD", limit)
+        assert initialize.can_compile_ahead(run) is compiles
+
+
 def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_path):
     run, _ = served_run
 

@@ -10,8 +10,15 @@ import pytest
 from bacr_jax.config import TrainConfig
 from bacr_jax.config.checks import problems
 from bacr_jax.questions import ledger
+from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.undo import HostArray, UpdateGuard, make_guard
+from bacr_jax.training.undo import (
+    HostArray,
+    UpdateGuard,
+    make_guard,
+    with_empty_snapshot,
+    without_snapshot,
+)
 from devices_world import run_on_devices
 from methods_world import Odd, load, run_of
 
@@ -174,6 +181,30 @@ def test_a_spoilt_update_leaves_no_trace_in_the_state_but_its_tokens(runs):
     assert state.generated_tokens > fine.generated_tokens
 
 
+def test_a_run_that_was_resumed_undoes_the_update_before_its_stop(runs, tmp_path, tokenizer):
+    """The checkpoint of the second step has the state from before its update."""
+    config = load(tmp_path, "bacr-weighted", "train.minibatches=1")
+    run, state = run_of(config, tokenizer, Odd())
+    guard = Scripted(None, None)
+    assert guard.to_save(state) == (state, None)
+    for step in range(2):
+        state, _ = iterate(run, state, step, guard=guard)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    guarded, meta = guard.to_save(state)
+    checkpoints.save(2, guarded, {"before_update": meta})
+    checkpoints.wait()
+    _, empty = run_of(config, tokenizer, Odd())
+    _, restored, meta = checkpoints.restore(with_empty_snapshot(empty))
+    checkpoints.close()
+    resumed = Scripted("closed is 0", "still 0")
+    resumed.load(restored.before_update, empty.train, meta["before_update"])
+    state, iteration = iterate(run, without_snapshot(restored), 2, guard=resumed)
+    expected_state, expected = runs["undone"]
+    jax.tree.map(np.testing.assert_array_equal, state, expected_state)
+    assert iteration.notes == expected[2].notes
+    assert numbers(iteration) == numbers(expected[2])
+
+
 def test_the_report_names_what_was_seen_and_warns_where_the_bound_is_broken_again(runs):
     (only,) = runs["spoilt"][1][2].notes
     assert only == "undid the update of step 2, since closed is 0; this step is sampled again"
@@ -203,6 +234,11 @@ assert len(copy.shards) == 4 and sum(x.nbytes for x in copy.shards.values()) == 
 again = copy.on_devices()
 assert again.sharding == placed.sharding
 np.testing.assert_array_equal(again, placed)
+saved = copy.to_save()
+assert isinstance(saved, np.ndarray)
+restored = HostArray.of_restored(saved, placed).on_devices()
+assert restored.sharding == placed.sharding
+np.testing.assert_array_equal(restored, placed)
 print("fine")
 """
 

@@ -23,7 +23,7 @@ HEADS = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
 # Other families than the ledger's Qwen2; Qwen3's heads are wider than their share of the stream.
 FAMILIES = {"qwen3": {**HEADS, "head_dim": 64}, "llama": HEADS}
 
-# Every value of every key that says how the budget is told, and every way of telling it.
+# Every value of conditioning.budget_input, and of the keys of the embedding.
 LEDGER = {
     "shared": ("embedding", {}),
     "per_layer": (
@@ -39,8 +39,8 @@ LEDGER = {
         },
     ),
     "both": ("both", {}),
-    "words": ("words", {}),
-    "nothing": ("nothing", {}),
+    "prompt": ("prompt", {}),
+    "none": ("none", {}),
 }
 BUDGETS = [0, 8, 16, 64, None]
 QUESTIONS = 4
@@ -53,16 +53,17 @@ GRACE = {"budget": {"min": 4, "max": 8, "grace": 4}, "rollout": {"answer_tokens"
 def rows_of(run, questions, budgets):
     """Prompts and responses of every question at every budget."""
     rows = [(question, budget) for budget in budgets for question in questions]
-    asked, told = map(list, zip(*rows))
-    prompts = interop_world.asked(run, asked, told)
-    found, trunks = interop_world.ours(run, asked, told)
+    row_questions = [question for question, _ in rows]
+    row_budgets = [budget for _, budget in rows]
+    prompts = interop_world.asked(run, row_questions, row_budgets)
+    responses, trunks = interop_world.ours(run, row_questions, row_budgets)
     lengths = prompts.lengths.tolist()
     return [
         {
             "question": question,
             "budget": budget,
             "prompt": prompts.tokens[i][: lengths[i]].tolist(),
-            "response": found[i],
+            "response": responses[i],
             "close": int(trunks.close[i]),
         }
         for i, (question, budget) in enumerate(rows)
@@ -74,11 +75,14 @@ def main(out, tokenizer):
     from transformers import AutoTokenizer
 
     silence_orbax()
-    reference, ledger = {}, replace(interop_world.LEDGER, **HEADS)
+    reference = {}
+    ledger = replace(interop_world.LEDGER, **HEADS)
     questions = interop_world.ledger_questions()[:QUESTIONS]
-    for name, (told, how) in LEDGER.items():
+    for name, (budget_input, options) in LEDGER.items():
         (out / name).mkdir(parents=True)
-        run, _ = interop_world.ledger_run(out / name, told, shape=ledger, quiet=True, **how)
+        run, _ = interop_world.ledger_run(
+            out / name, budget_input, shape=ledger, quiet=True, **options
+        )
         reference[name] = rows_of(run, questions, BUDGETS)
     for name, widths in FAMILIES.items():
         (out / name).mkdir()

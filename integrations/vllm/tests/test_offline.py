@@ -12,7 +12,7 @@ from vllm_world import engine_of
 
 from bacr_vllm import cache_salt, generate_within
 
-NAMES = ["shared", "per_layer", "response", "both", "words", "nothing", "qwen3", "llama", "qwen"]
+NAMES = ["shared", "per_layer", "response", "both", "prompt", "none", "qwen3", "llama", "qwen"]
 # Tokens of a comparison: with a large vocabulary an interpreter takes its time.
 NEW, NEW_OF_MANY = 10, 2
 
@@ -66,7 +66,7 @@ def greedy(llm, jobs, count=-1, new=NEW, **how):
     return llm.generate([{"prompt_token_ids": ids} for ids, _ in jobs], params, use_tqdm=False)
 
 
-@pytest.mark.parametrize("served", ["both", "nothing"], indirect=True)
+@pytest.mark.parametrize("served", ["both", "none"], indirect=True)
 def test_kernels_over_their_grid_give_what_triton_gives_one_by_one(served, monkeypatch):
     name, _, llm = served
     jobs = [([(3 * i + j) % 20 + 1 for j in range(5 + 3 * i)], i % 3 * 4) for i in range(12)]

@@ -51,7 +51,7 @@ def test_known_versions_are_not(version):
     bacr_vllm.check_version(version)
 
 
-@pytest.mark.parametrize("name", ["shared", "words"])
+@pytest.mark.parametrize("name", ["shared", "prompt"])
 def test_what_the_engine_may_not_do(world, name, monkeypatch):
     folder = world / name / "out"
     draft = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
@@ -65,7 +65,10 @@ def test_what_the_engine_may_not_do(world, name, monkeypatch):
 def test_folders_that_are_damaged(world, tmp_path):
     folder = world / "shared" / "out"
     cases = [
-        ({"budget_module": None}, "config.json has no budget_module; serve a folder of python -m"),
+        (
+            {"budget_module": None},
+            "config.json has no budget_module; serve a folder of bacr export",
+        ),
         ({"thinking": None}, "config.json does not say how thinking is held"),
         ({"thinking": {"closing_ids": 3}}, "config.json does not say how thinking is held"),
         ({"budget_module": {"gate": "relu"}}, "budget_module.gate: found 'relu'; export the"),
@@ -82,9 +85,9 @@ def test_a_folder_that_is_not_as_it_was_written(world, tmp_path):
 
 
 def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):
-    other = changed(world / "words" / "out", tmp_path / "other", thinking=None)
+    other = changed(world / "prompt" / "out", tmp_path / "other", thinking=None)
     assert not configured(other).model_config.logits_processors
-    assert len(configured(world / "words" / "out").model_config.logits_processors) == 1
+    assert len(configured(world / "prompt" / "out").model_config.logits_processors) == 1
 
 
 def test_a_folder_is_known_in_every_process_by_its_name():

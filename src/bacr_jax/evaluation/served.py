@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import jax
 
-from bacr_client import EngineError, Server, read_rules
+from bacr_client import BudgetRules, EngineError, Server, read_rules
 from bacr_jax.config.resolve import largest_evaluated
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.model.hf.hf_config import read_thinking
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout import Rollout
@@ -55,8 +56,12 @@ def _sample_with(server: Server, asking: RemoteSampling) -> Callable[..., Rollou
     return sample
 
 
-def check_served(saved: SavedPolicy) -> None:
+def check_served(saved: SavedPolicy, option: str = "--engine vllm") -> None:
     """Checks that an exported folder specifies its thinking format, which the server reads.
+
+    Args:
+      saved: the policy.
+      option: command-line option that selects the server, for error messages.
 
     Raises:
       UserError: the policy is a run, was not exported by this package, or was modified after the
@@ -65,11 +70,27 @@ def check_served(saved: SavedPolicy) -> None:
     check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
-            f"--engine vllm: {saved.folder} does not describe how its thinking ends; use a folder "
-            "that bacr export made"
+            f"{option}: {saved.folder} does not describe how its thinking ends; use a folder that "
+            "bacr export made"
         )
     if saved.style is None:
         raise UserError(_OTHER_FORMAT.format(saved.folder))
+
+
+def engine_rules(
+    saved: SavedPolicy, tokenizer: Any, style: PromptFormat, vocab_size: int
+) -> BudgetRules:
+    """Returns the rules by which an engine truncates the thinking of an exported folder.
+
+    Raises:
+      UserError: the prompt format differs from the folder's.
+    """
+    limits = resolve(saved.config).limits
+    section = describe(limits, tokenizer, style, vocab_size)
+    section_of_folder = read_thinking(saved.folder) or {}
+    if section["never_sampled"] != section_of_folder.get("never_sampled"):
+        raise UserError(_OTHER_FORMAT.format(saved.folder))
+    return read_rules(section, vocab_size)
 
 
 @contextlib.contextmanager
@@ -89,16 +110,7 @@ def open_served(
     """
     config = saved.config
     largest = largest_evaluated(config.budget, config.eval)
-    section = describe(
-        resolve(config).limits,
-        environment.tokenizer,
-        environment.style,
-        environment.vocab_size,
-    )
-    section_of_folder = read_thinking(saved.folder) or {}
-    if section["never_sampled"] != section_of_folder.get("never_sampled"):
-        raise UserError(_OTHER_FORMAT.format(saved.folder))
-    rules = read_rules(section, environment.vocab_size)
+    rules = engine_rules(saved, environment.tokenizer, environment.style, environment.vocab_size)
     server = Server(url, folder=weights_fingerprint(saved.folder))
     try:
         asyncio.run(server.connect())

@@ -105,9 +105,13 @@ def _apply(
     Args:
       keep: True to keep the result of the step.
     """
-    updates, new_opt = tx.update(grads, opt, params)
-    new = optax.apply_updates(params, updates)
-    return optax.tree.where(keep, (new, new_opt), (params, opt))
+
+    def step() -> tuple[Params, Any]:
+        updates, new_opt = tx.update(grads, opt, params)
+        return optax.apply_updates(params, updates), new_opt
+
+    # Use a branch instead of a selection, because a selection needs both states at once.
+    return jax.lax.cond(keep, step, lambda: (params, opt))
 
 
 def gradients(

@@ -22,6 +22,9 @@ _MMAP_MAX = -4
 _MALLOC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # Maximum number of free bytes at the end of the heap that are retained by the process.
 RETAINED_BYTES = 1 << 30
+# Number of free bytes above which `return_freed_memory` returns them. Small models never free as
+# many, so their memory is always reused.
+RETURNED_BYTES = 1 << 31
 # Environment variable and value that request pages of 2 MiB, if the kernel provides them on
 # request. glibc reads the variable when a process starts.
 TUNABLES = "GLIBC_TUNABLES"
@@ -33,6 +36,20 @@ _MIN_GLIBC = (2, 35)
 # thousand parameters trains equally fast, but a model with 135 million parameters takes a third
 # longer.
 _LARGE_MODEL = 50_000_000
+
+
+class _Mallinfo(ctypes.Structure):
+    """Statistics of glibc's allocator: struct mallinfo2 of <malloc.h>.
+
+    Attributes:
+      fordblks: number of free bytes in all heaps.
+    """
+
+    _fields_ = [
+        ("first_fields", ctypes.c_size_t * 8),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
 
 
 def keep_freed_memory() -> bool:
@@ -54,6 +71,23 @@ def keep_freed_memory() -> bool:
     if set_option is None:
         return False
     return bool(set_option(_MMAP_MAX, 0)) and bool(set_option(_TRIM_THRESHOLD, RETAINED_BYTES))
+
+
+def return_freed_memory() -> None:
+    """Returns freed memory to the kernel if a CPU run has more than `RETURNED_BYTES` of it.
+
+    Blocks of several GB are freed after rollouts and after updates. The heap grows by another such
+    block if a small block that is still used lies in the freed memory. Without this call, the
+    process would keep both.
+    """
+    if not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
+        return
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2") or not hasattr(library, "malloc_trim"):
+        return
+    library.mallinfo2.restype = _Mallinfo
+    if library.mallinfo2().fordblks > RETURNED_BYTES:
+        library.malloc_trim(0)
 
 
 def lacks_huge_pages(num_parameters: int) -> bool:

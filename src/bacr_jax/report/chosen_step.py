@@ -77,8 +77,8 @@ def best_note(best: Mapping[str, Any] | None) -> str:
             "eval.every can choose one"
         )
     note = (
-        f"the best checkpoint is step {best['step']} ({describe_best(best)}); export, evaluate and "
-        "generate take it"
+        f"the best checkpoint is step {best['step']} ({describe_best(best)}); export, evaluate, "
+        "generate and serve take it"
     )
     if declines := declines_of(best):
         return f"{note}, although it is worse than before training: {decline_text(declines)}"

@@ -17,7 +17,11 @@
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, { rootMargin: "300px" });
-  for (const plot of plots) observer.observe(plot);
+  for (const plot of plots) {
+    // The space of the axes' plot area, so that the page hardly moves when the chart is drawn.
+    plot.style.minHeight = `${plot.dataset.height}px`;
+    observer.observe(plot);
+  }
   addEventListener("beforeprint", () => plots.forEach(draw));
 
   // Tabs. Without this script every section is shown, one under the other.

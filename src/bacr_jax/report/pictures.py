@@ -3,6 +3,7 @@
 `figures` and studies call these functions. vl-convert draws without a browser and without network.
 """
 
+import dataclasses
 import json
 import re
 import textwrap
@@ -65,7 +66,7 @@ def picture(
     drawn_rows = []
     for row in rows:
         drawn = []
-        for chart in row:
+        for chart in _with_shared_names(row):
             spec = _chart(chart, theme, looks, position or _own_legend(chart, explained, width))
             drawn.append({"width": width, "height": height, **spec})
         drawn_rows.append({"hconcat": drawn, **_sharing(shared=bool(legend))})
@@ -79,6 +80,18 @@ def picture(
     }
 
 
+def _with_shared_names(row: Sequence[Chart]) -> list[Chart]:
+    """Returns the charts of a row, with equal names at the y axis only at the first of them."""
+    charts = list(row[:1])
+    for chart in row[1:]:
+        named = chart.y.ticks
+        if named and named == row[0].y.ticks:
+            unnamed = [(value, "") for value, _ in named]
+            chart = dataclasses.replace(chart, y=dataclasses.replace(chart.y, ticks=unnamed))
+        charts.append(chart)
+    return charts
+
+
 def _title(text: str, caption: str, width: int) -> Spec:
     """Returns a title with its caption in lines of a width in pixels."""
     title: Spec = {"text": errors.printable(text)}
@@ -90,7 +103,7 @@ def _title(text: str, caption: str, width: int) -> Spec:
 
 def _sharing(*, shared: bool) -> Spec:
     kind = "shared" if shared else "independent"
-    channels = ("color", "shape", "strokeDash")
+    channels = ("color", "shape")
     return {"resolve": {"scale": dict.fromkeys(channels, kind)}}
 
 

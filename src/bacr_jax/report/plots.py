@@ -13,13 +13,25 @@ from markupsafe import Markup
 from bacr_jax.report import vega
 from bacr_jax.report.charts import MISSING, Bars, Chart
 from bacr_jax.report.html_page import render
-from bacr_jax.report.looks import STAR
 
 # Heights in pixels of a chart, of a wide chart, and of a row and the axis of a bar chart. The width
 # follows the page.
 _HEIGHT = 220
 _WIDE_HEIGHT = 320
 _BAR_HEIGHT = 34
+# Classes of the style sheet, by marker.
+_MARKER_CLASSES = {
+    "s": "square",
+    "o": "circle",
+    "^": "up",
+    "D": "diamond",
+    "v": "down",
+    "P": "plus",
+    "X": "cross",
+    "<": "left",
+    ">": "right",
+    "*": "star",
+}
 # Height of a named tick, in pixels.
 _TICK_HEIGHT = 20
 
@@ -54,18 +66,22 @@ def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) 
         note=chart.note,
         wide=wide,
         legend=legend([chart]) if has_legend else [],
+        height=height,
         spec=embedded({"width": "container", "height": height, **spec}),
     )
 
 
 def legend(charts: Sequence[Chart]) -> list[tuple[str, str]]:
-    """Returns the style and the name of each curve of charts that share a legend."""
+    """Returns the style and the name of each curve of charts that share a legend.
+
+    The style has the classes of the curve's colour and of its marker, if it has one.
+    """
     entries = list[tuple[str, str]]()
     for chart in charts:
         for curve in chart.drawn:
             style = vega.colour_name(curve)
-            if curve.marker == STAR:
-                style += " star"
+            if curve.marker:
+                style += f" marked {_MARKER_CLASSES[curve.marker]}"
             if curve.label:
                 entries.append((style, curve.label))
     return list(dict.fromkeys(entries))
@@ -83,6 +99,7 @@ def _bars(bars: Bars) -> Markup:
         note=bars.note,
         wide=False,
         legend=[(style, name) for name, style in vega.bar_colours(bars)],
+        height=height,
         spec=embedded({"width": "container", "height": height, **spec}),
     )
 

@@ -5,6 +5,7 @@ reads or writes files.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,8 @@ _SHAPES = {
     "*": "M0.00,-1.78L0.41,-0.56L1.70,-0.55L0.66,0.22L1.05,1.44"
     "L0.00,0.71L-1.05,1.44L-0.66,0.22L-1.70,-0.55L-0.41,-0.56Z",
 }
-_DASHES = {"-": [1, 0], "--": [5, 3], "-.": [7, 3, 2, 3], ":": [2, 3]}
+# Lines by their dashes. Solid lines are the last, so that they are drawn over dashed ones.
+_DASHES = {":": [2, 3], "-.": [7, 3, 2, 3], "--": [5, 3], "-": [1, 0]}
 # Width and opacity of a line by its kind.
 _STROKES: Mapping[str, tuple[float, float]] = {
     "line": (2.0, 1.0),
@@ -138,27 +140,21 @@ class Looks:
         return cls({curve.label: curve for curve in series})
 
     def channels(self, theme: Theme, *, legend: Spec | None) -> dict[str, Spec]:
-        """Returns the encodings of colour, marker and dash. Colour and marker share a legend."""
+        """Returns the encodings of colour and marker, which share a legend."""
         curves = self.curves.values()
         named = [name for name in self.curves if not name.startswith(_UNNAMED)]
         shared = None if legend is None or not named else {**legend, "values": named}
-        if shared and any(curve.marker for curve in curves):
-            # A dashed outline would make the shape of a marker unreadable.
-            shared["symbolDash"] = [1, 0]
         shapes = [_SHAPES[curve.marker or "o"] for curve in curves]
-        dashes = [_DASHES.get(curve.line, [1, 0]) for curve in curves]
         ranges: Mapping[str, list[Any]] = {
             "color": [ink(colour_name(curve), theme) for curve in curves],
             "shape": shapes,
-            "strokeDash": dashes,
         }
         return {
             channel: {
                 "field": "curve",
                 "type": "nominal",
                 "scale": {"domain": list(self.curves), "range": values},
-                # Dashes are too long for a legend of markers.
-                "legend": None if channel == "strokeDash" else shared,
+                "legend": shared,
             }
             for channel, values in ranges.items()
         }
@@ -316,20 +312,30 @@ def _curve_layers(
             encoding = {"y" if across else "x": position, **_range(frame, across=across)}
             mark = {"type": "rule", "strokeWidth": 1.3, "opacity": 0.75, "clip": True}
             layers.append(_layer(bars, mark, {**encoding, **colour_of}))
-    for kind, (width, opacity) in _STROKES.items():
-        lines = [curve for curve in curves if curve.kind == kind and curve.line]
+    # Points are joined in their order, because a curve can turn back.
+    encoding = {**frame, **colour_of, "order": {"value": None}}
+    for kind, line in itertools.product(_STROKES, _DASHES):
+        lines = [curve for curve in curves if curve.kind == kind and curve.line == line]
         if lines:
-            mark = {
-                "type": "line",
-                "strokeWidth": width,
-                "opacity": opacity,
-                "strokeJoin": "round",
-                "clip": True,
-            }
-            encoding = {**frame, **colour_of, "strokeDash": channels["strokeDash"]}
-            # Points are joined in their order, because a curve can turn back.
-            layers.append(_layer(lines, mark, {**encoding, "order": {"value": None}}))
+            layers.append(_layer(lines, _line_mark(kind, line), encoding))
     return layers
+
+
+def _line_mark(kind: str, line: str) -> Spec:
+    """Returns the mark of curves of one kind and one line style.
+
+    The dash is part of the mark. As an encoding it would also be in the legend, where it makes the
+    outline of a marker ragged.
+    """
+    width, opacity = _STROKES[kind]
+    return {
+        "type": "line",
+        "strokeWidth": width,
+        "strokeDash": _DASHES[line],
+        "opacity": opacity,
+        "strokeJoin": "round",
+        "clip": True,
+    }
 
 
 def _range(frame: Mapping[str, Spec], *, across: bool) -> dict[str, Spec]:

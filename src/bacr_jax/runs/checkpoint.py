@@ -52,6 +52,19 @@ def _local_on_host(leaf: Any) -> Any:
     return np.asarray(leaf) if _is_local(leaf) else leaf
 
 
+def _target_of(leaf: Any) -> Any:
+    """Returns shape, dtype and sharding of an array that is committed to devices."""
+    is_array = isinstance(leaf, jax.Array)
+    if not is_array or not leaf.committed or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def restore_target(state: Any) -> Any:
+    """Returns a target for `Checkpoints.restore` that keeps no memory of committed arrays."""
+    return jax.tree.map(_target_of, state)
+
+
 def _disk_error(error: BaseException | None) -> str | None:
     """Returns the entry of `_DISK_ERRORS` that caused an exception, or None for other causes."""
     while error is not None:
@@ -82,6 +95,9 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 # Maximum number of array elements to restore in one call. Every call to Orbax takes 0.2 s.
 _READ_AT_ONCE = 1 << 27
+# Minimum number of array elements of a state that updates wait for
+# (`Checkpoints.release_large_state`).
+_LARGE_STATE = 1 << 26
 # Timeout of Orbax's saves, in seconds. It is practically infinite, because Orbax measures it with
 # the system clock, which may be adjusted during a save.
 _SAVE_TIMEOUT = 10**9
@@ -291,6 +307,8 @@ class Checkpoints:
             self._path = self._contexts.enter_context(_without_special_characters(self.folder))
             self._manager = ocp.CheckpointManager(self._path, options=options)
         self._reader = self._contexts.enter_context(ThreadPoolExecutor(1, "reading back"))
+        # Number of array elements of the last saved state.
+        self._saved_elements = 0
         # The last saved step that has not been verified yet, and the future of its verification in
         # this process.
         self._unconfirmed: int | None = None
@@ -340,8 +358,9 @@ class Checkpoints:
                 ),
             )
         self._unconfirmed = step
+        sizes = jax.tree.map(np.size, state)
+        self._saved_elements = sum(jax.tree.leaves(sizes))
         if processes.is_first():
-            sizes = jax.tree.map(np.size, state)
             self._reading_back = self._reader.submit(self._read_back, step, sizes)
 
     def _read_back(self, step: int, sizes: Any) -> None:
@@ -397,7 +416,8 @@ class Checkpoints:
         """Restores the state of a checkpoint, with the shapes and shardings of `like`.
 
         Args:
-          like: tree of arrays with the structure of the state.
+          like: tree of arrays with the structure of the state. Arrays with a sharding may be
+            replaced by their shapes (`restore_target`).
           step: step of the checkpoint, or None for the newest.
 
         Returns:
@@ -425,6 +445,18 @@ class Checkpoints:
             return jnp.asarray(np.asarray(restored)) if _is_local(leaf) else restored
 
         return step, jax.tree.map(unassigned_like, like, saved["state"]), meta
+
+    def release_large_state(self) -> None:
+        """Waits until the last saved state is written, if it is large and in host memory.
+
+        On a CPU, arrays are written without a copy. An update can't reuse the memory of arrays that
+        are being written, so it would need the memory of a second state. Errors of writing are
+        raised by `confirm`.
+        """
+        if jax.default_backend() != "cpu" or self._saved_elements < _LARGE_STATE:
+            return
+        while self._manager.is_saving_in_progress():
+            time.sleep(0.05)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is saved and verified, and raises any error."""

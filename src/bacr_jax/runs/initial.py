@@ -82,18 +82,8 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
     return {**params, **policy.place(jax.tree.map(jnp.asarray, trained))}
 
 
-def untrained_params(key: jax.Array, policy: Policy) -> Params:
-    """Returns random parameters with the shapes and devices of `initial_params`.
-
-    The base weights are omitted if the policy has adapters.
-    """
-    if policy.adapter is None:
-        return initial_params(key, policy, None)
-    return with_adapters(key, policy, with_budget_module(key, policy, {}))
-
-
 def abstract_params(policy: Policy) -> Params:
-    """Returns the shapes and dtypes of `initial_params`, for compiling programs without weights."""
+    """Returns the shapes and dtypes of `initial_params`, to compile programs and to restore."""
     shape = policy.learner.model
     settings = policy.adapter
     key = jax.eval_shape(lambda: jax.random.key(0))

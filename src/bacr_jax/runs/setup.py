@@ -328,21 +328,20 @@ class Policy:
         shardings = parallel.shardings(jax.eval_shape(build, *arrays), mesh)
         return jax.jit(build, out_shardings=shardings)(*arrays)
 
-    def blank(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Returns zeros with the shapes and shardings of `build(*arrays)`.
+    def abstract(self, build: Callable[..., Any], *arrays: Any) -> Any:
+        """Returns the shapes, dtypes and shardings of `build(*arrays)`, without any memory.
 
-        The result is used as the target for restoring saved values. `build` is only traced, not
-        executed.
+        The result is used as the target for restoring saved values.
         """
         shapes = jax.eval_shape(build, *arrays)
+        mesh = self.learner.mesh
+        if mesh is None:
+            return shapes
 
-        # Create all leaves in one program. Otherwise every shape would need a separate
-        # program.
-        @jax.jit
-        def zeros() -> Any:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        def with_sharding(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-        return self.make(zeros)
+        return jax.tree.map(with_sharding, shapes, parallel.shardings(shapes, mesh))
 
     def decode_params(self, params: Params, *, plain: bool = False) -> DecodeParams:
         """Converts parameters to the layout for decoding.

@@ -52,6 +52,9 @@ from bacr_jax.types import Params, Poll, Prompts
 
 # Maximum number of questions used to measure the accuracy of a warm-up.
 _ACCURACY_QUESTIONS = 256
+# Maximum number of parameters of a model whose programs are compiled during the warm-up. A second
+# policy of this size with gradients and moments has 4 GB in float32.
+_MOST_COMPILED_AHEAD = 200_000_000
 
 
 @contextlib.contextmanager
@@ -102,11 +105,14 @@ def can_compile_ahead(run: Run) -> bool:
     """True if the training programs can be compiled in the background during the warm-up.
 
     Background compilation needs a single process and idle CPU cores, so it is limited to the CPU
-    backend. A GPU is busy during the warm-up and has no memory for a second policy. It is disabled
-    with dynamic sampling, because the untrained policy would sample many rounds. It is also
-    disabled with servers, because they would mistake the untrained weights for the weights of step
-    0.
+    backend. A GPU is busy during the warm-up and has no memory for a second policy. It is limited
+    to small models, because the second policy with its optimizer state needs as much memory as the
+    warm-up. It is disabled with dynamic sampling, because the untrained policy would sample many
+    rounds. It is also disabled with servers, because they would mistake the untrained weights for
+    the weights of step 0.
     """
+    if run.policy.learner.model.num_parameters > _MOST_COMPILED_AHEAD:
+        return False
     has_idle_cores = not processes.several() and jax.default_backend() == "cpu"
     samples_once = run.method.dynamic_sampling is None and run.config.rollout.engine == "jax"
     return run.total_steps > 0 and has_idle_cores and samples_once
@@ -191,11 +197,10 @@ def initial_state(
     return run, init_state(run, params, initial.random_head(head_key, run.policy))
 
 
-def untrained_state(run: Run) -> RunState:
-    """Returns a state with the shapes and shardings of `initial_state`, to restore into."""
-    policy_key, head_key = _keys(run)
-    params = initial.untrained_params(policy_key, run.policy)
-    return init_state(run, params, initial.random_head(head_key, run.policy))
+def abstract_state(run: Run) -> RunState:
+    """Returns the shapes and shardings of `initial_state`, to restore into."""
+    head = jax.eval_shape(lambda key: initial.random_head(key, run.policy), jax.random.key(0))
+    return init_state(run, initial.abstract_params(run.policy), head, abstract=True)
 
 
 def open_inputs(config: Config) -> tuple[Method, TaskData]:

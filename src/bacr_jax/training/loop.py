@@ -31,7 +31,7 @@ from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.report import table
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
-from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.checkpoint import Checkpoints, restore_target
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
@@ -47,6 +47,7 @@ from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import failures, initialize, stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.evaluations import FRAME, Evaluations
+from bacr_jax.training.limited_updates import LimitedUpdates
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.output import (
     evaluation_notes,
@@ -66,7 +67,12 @@ from bacr_jax.training.run_summary import (
     start_lines,
 )
 from bacr_jax.training.served import largest_mismatch, with_servers
-from bacr_jax.training.undo import make_guard
+from bacr_jax.training.undo import (
+    GuardedRunState,
+    make_guard,
+    with_empty_snapshot,
+    without_snapshot,
+)
 from bacr_jax.training.warmup_folder import check_warmup, warmup_fingerprint
 from bacr_jax.types import Params, Poll
 
@@ -128,6 +134,7 @@ class Trainer:
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+        self.run = dataclasses.replace(self.run, before_update=self._free_memory)
         self.history = history.History(folder)
         selected = selection_set(config.eval, config.data)
         self.evaluations = Evaluations(selected, folder, self.checkpoints)
@@ -135,6 +142,7 @@ class Trainer:
             largest_mismatch(config.model, config.rollout, config.loss, config.train.minibatches)
         )
         self.guard = make_guard(config.train)
+        self.limited = LimitedUpdates()
         self.verifier_watch = VerifierWatch()
         self.failing_verifiers: list[str] = []
         self.step_metrics: dict[str, float] = {}
@@ -165,16 +173,20 @@ class Trainer:
         for line in differences(meta, description):
             self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
+        self.limited = LimitedUpdates(**meta.get("limited_updates", {}))
         self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
             # Checkpoints contain neither the reference policy nor the frozen base weights.
-            self.run, like = initialize.initial_state(
+            self.run, state = initialize.initial_state(
                 self.run, self.folder, self.progress, self.poll
             )
-            self._record_origin(like)
+            self._record_origin(state)
+            like = restore_target(state)
+            # Free the initial state, because memory may not suffice for two states.
+            del state
         else:
-            like = initialize.untrained_state(self.run)
-        _, state, _ = self.checkpoints.restore(like, step)
+            like = initialize.abstract_state(self.run)
+        state = self._restore(like, step, meta.get("before_update"))
         initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
         if self.writes:
@@ -196,6 +208,22 @@ class Trainer:
             self.took = history.recorded_seconds(self.folder, step)
         self.progress.print_line(f"resumed {self.folder.path} at step {step}")
         return state, step
+
+    def _restore(self, like: RunState, step: int, snapshot: dict[str, Any] | None) -> RunState:
+        """Restores the state of a checkpoint, and the snapshot of the update guard.
+
+        Args:
+          like: state with the shapes and shardings of the saved state.
+          snapshot: metadata of the snapshot in the checkpoint. None if there is no snapshot.
+        """
+        saved_like = like if snapshot is None else with_empty_snapshot(like)
+        _, state, _ = self.checkpoints.restore(saved_like, step)
+        if snapshot is None:
+            return state
+        assert isinstance(state, GuardedRunState)
+        if self.guard is not None:
+            self.guard.load(state.before_update, like.train, snapshot)
+        return without_snapshot(state)
 
     def _record_origin(self, start: RunState) -> None:
         """Records digests of the initial weights, and copies them as the reference of a KL penalty.
@@ -229,6 +257,7 @@ class Trainer:
             "step": step,
             "best": self.evaluations.best_record,
             "wall_seconds": self.wall_seconds,
+            "limited_updates": self.limited._asdict(),
             **self.origin,
             **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
         }
@@ -289,11 +318,18 @@ class Trainer:
                 on_phase=self.on_phase,
                 guard=self.guard,
             )
+        host_memory.return_freed_memory()
         self.step_metrics = done.metrics
+        self.limited = self.limited.after(done.metrics)
         self._log_iteration(state, step + 1, done)
         graded_after = self.environment.shown_to_verifiers()
         self.failing_verifiers = self.verifier_watch.after_step(graded_before, graded_after)
         return state
+
+    def _free_memory(self) -> None:
+        """Frees the memory that rollouts and the last checkpoint have used, before an update."""
+        self.checkpoints.release_large_state()
+        host_memory.return_freed_memory()
 
     def _log_iteration(self, state: RunState, step: int, done: Iteration) -> None:
         """Logs the metrics and traces of a finished step, and prints its progress and warnings."""
@@ -383,6 +419,8 @@ class Trainer:
         meta = self.describe(step)
         if self.writes:
             meta["history"] = self.history.now(self.evaluations.records)
+        if self.guard is not None:
+            state, meta["before_update"] = self.guard.to_save(state)
         self.checkpoints.save(step, state, meta)
 
     @contextlib.contextmanager
@@ -539,6 +577,8 @@ class Trainer:
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"
         )
+        for line in self.limited.lines():
+            self.progress.print_line(line)
         for name, of_set in worse.items():
             warn_of_declines(self.progress, name, of_set)
         best = self.evaluations.best
@@ -564,6 +604,7 @@ class Trainer:
             "steps": step,
             "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
+            "limited_updates": self.limited._asdict(),
             "best": self.evaluations.best_record,
             "declines": {
                 name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()

@@ -95,6 +95,7 @@ class Run:
       sample: samples the traces, either with the built-in decoder or with servers.
       frozen: base weights under LoRA adapters, which are not updated. Empty if all weights are
         trained.
+      before_update: called before the buffers of a state are donated to an update.
     """
 
     config: Config
@@ -109,6 +110,7 @@ class Run:
     stream: QuestionStream | None
     sample: SampleTraces
     frozen: Params = dataclasses.field(default_factory=dict)
+    before_update: Callable[[], None] | None = None
 
     def params(self, train: TrainState) -> Params:
         """Returns all parameters of the policy: the trained ones and the frozen base weights."""
@@ -256,22 +258,26 @@ def total_steps(train: TrainConfig, rollout: RolloutConfig, questions: int) -> i
     return math.ceil(train.epochs * questions / rollout.questions)
 
 
-def init_state(run: Run, params: Params, value_head: Params | None) -> RunState:
+def init_state(
+    run: Run, params: Params, value_head: Params | None, *, abstract: bool = False
+) -> RunState:
     """Returns the state before the first iteration (line 1 of Algorithm 1).
 
     Args:
       params: parameters of the initial policy. The state contains only the trained parameters and
         no frozen base weights.
       value_head: parameters of the value head, or None if the method has no value head.
+      abstract: True if parameters and optimizer states are only shapes, to restore into.
     """
     num_groups = run.config.data.num_groups
     trained = adapters.split(params)[1]
+    make = run.policy.abstract if abstract else run.policy.make
 
     def init_train(params: Params, head: Params | None) -> TrainState:
         return train_step.init_state(params, head, run.updates.policy_tx, run.updates.head_tx)
 
     fields: dict[str, Any] = {
-        "train": run.policy.make(init_train, trained, value_head),
+        "train": make(init_train, trained, value_head),
         "curriculum": curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
         "stream": np.zeros(num_groups, np.int32),
         "generated_tokens": 0,

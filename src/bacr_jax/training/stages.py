@@ -492,6 +492,8 @@ def update(
       The new train state, and the metrics of the policy updates.
     """
     settings = run.config.value
+    if run.before_update is not None:
+        run.before_update()
     train, metrics = run.updates(
         train,
         batch,

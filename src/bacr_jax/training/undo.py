@@ -1,7 +1,8 @@
 """Undoes an update if the traces sampled after it exceed a bound (train.undo_*).
 
 `algorithm.guarded` calls an `UpdateGuard` after the traces of each step are sampled. The state
-before the last update is kept in host memory. It is not part of checkpoints.
+before the last update is kept in host memory. Checkpoints contain a copy of it, so that a resumed
+run undoes the same updates as an uninterrupted run.
 """
 
 import dataclasses
@@ -13,8 +14,11 @@ import numpy as np
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.train_step import TrainState
+from bacr_jax.parallel import processes
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.logging import rollout_metrics
+from bacr_jax.training.run import RunState
+from bacr_jax.types import pytree
 
 # Shares of a step's traces in [0, 1], by metric name.
 Shares = dict[str, float]
@@ -69,6 +73,36 @@ class HostArray:
                 shards[name] = np.array(shard.data)
         return cls(array.shape, array.sharding if array.committed else None, shards)
 
+    @classmethod
+    def of_restored(cls, array: Any, like: jax.Array) -> "HostArray":
+        """Converts an array of a checkpoint.
+
+        Args:
+          array: NumPy array, or an array on devices if several processes train.
+          like: array with the sharding of the original array.
+        """
+        if isinstance(array, jax.Array):
+            return cls.of(array)
+        if not like.committed:
+            return cls(array.shape, None, {"": array})
+        indices = like.sharding.addressable_devices_indices_map(array.shape).values()
+        # An index of a scalar gives a NumPy number, which is no array.
+        shards = {str(index): np.asarray(array[index]) for index in indices}
+        return cls(array.shape, like.sharding, shards)
+
+    def to_save(self) -> np.ndarray | jax.Array:
+        """Returns the array for a checkpoint.
+
+        The result is a NumPy array, which needs no device memory. If several processes train, it is
+        on devices, because each process stores only its own shards.
+        """
+        if processes.several():
+            return self.on_devices()
+        if len(self.shards) == 1:
+            (value,) = self.shards.values()
+            return value
+        return np.asarray(self.on_devices())
+
     def on_devices(self) -> jax.Array:
         """Copies the array back to its devices.
 
@@ -97,11 +131,22 @@ class Snapshot:
     shares: Shares
 
 
+@pytree
+class GuardedRunState(RunState):
+    """A `RunState` as a checkpoint stores it, with the snapshot of an `UpdateGuard`.
+
+    Attributes:
+      before_update: train state before the last update, as NumPy arrays (`HostArray.to_save`).
+    """
+
+    before_update: Any = None
+
+
 class UpdateGuard:
     """Stores the state before the last update, and compares the traces before and after it."""
 
     def __init__(self, bounds: dict[str, float]) -> None:
-        """Creates a guard without a snapshot, so the first update of a process can't be undone.
+        """Creates a guard without a snapshot, so the first update of a run can't be undone.
 
         Args:
           bounds: bounds that are set in `TrainConfig`, by their key.
@@ -139,7 +184,7 @@ class UpdateGuard:
         return jax.tree.map(
             lambda copy: copy.on_devices(),
             self._before.train,
-            is_leaf=lambda node: isinstance(node, HostArray),
+            is_leaf=_is_host_array,
         )
 
     def keep(self, train: TrainState, shares: Shares) -> None:
@@ -148,6 +193,49 @@ class UpdateGuard:
         self._before = None
         copies = jax.tree.map(HostArray.of, train)
         self._before = Snapshot(copies, int(train.updates), shares)
+
+    def to_save(self, state: RunState) -> tuple[RunState, dict[str, Any] | None]:
+        """Adds the snapshot to a state that is saved in a checkpoint.
+
+        Returns:
+          The state, and the metadata of the snapshot, which is serializable as JSON. Without a
+          snapshot, the same state and None.
+        """
+        before = self._before
+        if before is None:
+            return state, None
+        train = jax.tree.map(HostArray.to_save, before.train, is_leaf=_is_host_array)
+        guarded = GuardedRunState(**vars(state), before_update=train)
+        return guarded, {"updates": before.updates, "shares": before.shares}
+
+    def load(self, before_update: Any, like: TrainState, meta: dict[str, Any]) -> None:
+        """Restores the snapshot of a checkpoint.
+
+        Args:
+          before_update: `GuardedRunState.before_update` of the checkpoint.
+          like: train state with the shardings of the snapshot.
+          meta: metadata that `to_save` returned.
+        """
+        copies = jax.tree.map(HostArray.of_restored, before_update, like)
+        self._before = Snapshot(copies, meta["updates"], meta["shares"])
+
+
+def _is_host_array(node: Any) -> bool:
+    return isinstance(node, HostArray)
+
+
+def with_empty_snapshot(state: RunState) -> GuardedRunState:
+    """Returns a state with the structure of a checkpoint that contains a snapshot."""
+    train: Any = state.train
+    if not processes.several():
+        train = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), train)
+    return GuardedRunState(**vars(state), before_update=train)
+
+
+def without_snapshot(state: GuardedRunState) -> RunState:
+    """Returns the state without the snapshot."""
+    fields = {name: value for name, value in vars(state).items() if name != "before_update"}
+    return RunState(**fields)
 
 
 def shares_of(first: Round) -> Shares:

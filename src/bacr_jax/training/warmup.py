@@ -45,7 +45,7 @@ from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.prompts.encoding import with_ids
 from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.questions import ledger
-from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.checkpoint import Checkpoints, restore_target
 from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.runs.initial import plain_params
 from bacr_jax.runs.setup import Policy
@@ -133,7 +133,10 @@ class WarmUp:
         assert self.saved is not None
         if self.saved.latest is None:
             return
-        like = {"params": self.params, "opt_state": self.opt_state}
+        like = restore_target({"params": self.params, "opt_state": self.opt_state})
+        # Free the initial state, because memory may not suffice for two states.
+        self.params = {}
+        self.opt_state = None
         self.done, state, meta = self.saved.restore(like)
         self.params = state["params"]
         self.opt_state = state["opt_state"]
@@ -144,6 +147,7 @@ class WarmUp:
         if self.saved is not None and self.step > max(self.saved.latest or 0, self.done):
             state = {"params": self.params, "opt_state": self.opt_state}
             self.saved.save(self.step, state, {"journal": self.journal})
+            self.saved.release_large_state()
 
     def copy(self) -> "WarmUp":
         """Returns an independent copy that is never saved and reports no progress."""
@@ -470,7 +474,7 @@ def warm_up(
             stack.enter_context(locked(folder, poll))
         # Another run may have finished the warm-up while this run was waiting for the lock.
         if processes.largest(paths.identity.exists()):
-            blank = policy.blank(lambda: qwen2.init(key, spec.model))
+            blank = policy.abstract(lambda: qwen2.init(key, spec.model))
             return read_warmup(settings.warmup, fingerprint, paths, blank)
         params = plain_params(key, policy, settings.model_path)
         saved = Checkpoints(paths.unfinished / fingerprint, keep=1)
@@ -486,6 +490,8 @@ def warm_up(
             poll=poll,
             saved=saved,
         )
+        # `run` owns the parameters, which a resume replaces and a step donates.
+        del params
         run.resume()
         try:
             accuracies = _train(run, styles, accuracy_of)

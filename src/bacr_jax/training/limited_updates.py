@@ -1,0 +1,39 @@
+"""Counts the updates of a run that were undone or shortened because they broke a bound.
+
+`loop.Trainer` counts them, stores the counts in checkpoints and in summary.json, and prints them
+when the run ends. `undo` and `learner.trust_region` limit the updates.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class LimitedUpdates(NamedTuple):
+    """Numbers of limited updates so far.
+
+    Attributes:
+      undone: number of steps whose updates were undone (train.undo_*).
+      shortened: number of steps with an update that was shortened or dropped
+        (optimizer.max_update_kl), including steps that were undone afterwards.
+    """
+
+    undone: int = 0
+    shortened: int = 0
+
+    def after(self, metrics: Mapping[str, float]) -> "LimitedUpdates":
+        """Returns the numbers after another step with these metrics."""
+        # Both metrics are means over the updates of the step, and 0 if its loss contains no tokens.
+        was_measured = metrics.get("policy/update_kl", 0.0) != 0.0
+        is_shortened = was_measured and metrics["policy/update_scale"] < 1.0
+        is_undone = metrics.get("train/undone", 0.0) > 0.0
+        return LimitedUpdates(self.undone + is_undone, self.shortened + is_shortened)
+
+    def lines(self) -> Iterator[str]:
+        """Yields a line for the end of the run for each kind of limit that was reached."""
+        if self.undone:
+            yield (
+                f"undid the updates of {self.undone:,} steps, after which the policy broke a bound "
+                "(train.undo_closed_answers, train.undo_filled_budgets)"
+            )
+        if self.shortened:
+            yield f"shortened the updates of {self.shortened:,} steps (optimizer.max_update_kl)"
