@@ -58,6 +58,7 @@ import hlo_traffic as hlo
 from answer_program import answers_of
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.parallel import MeshShape
 from bacr_plan import compiling, costs, lengths, report, schedule, seconds
 from bacr_plan.devices import DEVICES, GIB, Device
@@ -106,7 +107,7 @@ class Case:
         config = config_io.load(files, overrides)
         work, layout = sizes_of(config, DEVICES_OF_A_BOX)
         prompts = lengths.MATH.at_most(config.data.max_prompt_tokens)
-        rows = lengths.rows_of(config, prompts, cuts=work.cuts)
+        rows = lengths.rows_of(resolve(config).method, prompts, cuts=work.cuts)
         work = dataclasses.replace(work, draw=lambda: rows)
         return cls(config, work, layout, DEVICES[card])
 

@@ -32,7 +32,7 @@ from rich.console import Console
 from bacr_jax.config.io import load
 from bacr_jax.report import figures, table
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
-from bacr_jax.training.warmup import warmup_fingerprint
+from bacr_jax.training.warmup_folder import warmup_fingerprint
 from quickstart import mean_of
 
 OWN, AGAIN, VLLM, AHEAD = "own", "own again", "vLLM", "one step ahead"

@@ -130,6 +130,7 @@ def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(
 
 EVERY_KEY = """
 import sys
+from bacr_jax.config.io import flatten
 from bacr_jax.config import Config, io
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
@@ -141,7 +142,7 @@ for key in values:
     other = values if processes.is_first() else values | {key: "another"}
     io.flatten = lambda _: other
     try:
-        agreement.refuse_if_processes_differ(agreement.start_facts(Config(), {}))
+        agreement.refuse_if_processes_differ(agreement.start_facts(flatten(Config()), {}))
         said = "free"
     except UserError as error:
         assert f"and differs in {key} (" in str(error) and str(error).count('"another" here') == 1

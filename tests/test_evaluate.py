@@ -536,15 +536,15 @@ def test_24_rows_of_gsm8k_at_three_budgets_with_the_real_tokenizer(tmp_path, cap
 )
 def test_an_evaluation_is_named_by_the_options_that_change_its_samples(options, name):
     arguments = parse(["--run", "a", *options.split()])
-    assert settings_name(arguments, settle(arguments, Config())) == name
+    assert settings_name(arguments, settle(arguments, Config()).eval) == name
 
 
 def test_options_with_paths_get_a_digest_that_keeps_them_apart():
     names = []
     for options in ("--data a/test.jsonl", "--data b/test.jsonl", "rollout.answer_tokens=9"):
         arguments = parse(["--run", "a", *options.split()])
-        names.append(settings_name(arguments, settle(arguments, Config())))
+        names.append(settings_name(arguments, settle(arguments, Config()).eval))
     assert [name.rpartition("-")[0] for name in names] == ["test", "test", "answer-tokens-9"]
     assert len(set(names)) == 3
     arguments = parse(["--run", "a", *(["--data", "jsonl:" + "x" * 99])])
-    assert len(settings_name(arguments, settle(arguments, Config()))) < 70
+    assert len(settings_name(arguments, settle(arguments, Config()).eval)) < 70

@@ -13,6 +13,7 @@ import hf_world
 from bacr_jax import generate
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation import ask as asking
 from bacr_jax.evaluation.ask import Answer
 from bacr_jax.export import policy_folder
@@ -60,7 +61,7 @@ def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, 
 def test_a_bare_model_is_asked_with_the_system_message_that_is_written():
     overrides = ["data.system_prompt=Be brief."]
     config = config_io.override(Config(), overrides)
-    style = generate.prompt_format(config, is_run=False, overrides=overrides)
+    style = generate.prompt_format(resolve(config).method, is_run=False, overrides=overrides)
     assert (style.name, style.system) == ("think_answer", "Be brief.")
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.methods import GroupBatch, anytime, bacr
 from bacr_jax.methods.baselines import baseline_of
 from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
@@ -98,7 +99,7 @@ class Setting:
     def weights(self) -> Float[np.ndarray, "M"]:
         """Returns the total weight u_j of each outcome in the objective."""
         shares = rewards.cut_shares(self.config.cuts.weights, self.config.cuts.count)
-        coefficient = progress_coefficient(self.config)
+        coefficient = progress_coefficient(self.config.reward)
         return np.asarray(rewards.outcome_coefficients(shares, coefficient=coefficient))
 
 
@@ -197,30 +198,32 @@ class ValueArm(Arm):
     previous: bool = False
     by_norms: bool = False
 
-    def _config(self, config: Config) -> Config:
-        """Returns the run's config with the arm's `advantage` settings, without normalization."""
+    def _settings(self, config: Config) -> MethodSettings:
+        """Returns the run's method settings with the arm's `advantage`, without normalization."""
         keys = {"baseline": "value", "credit": "to_go", "score_weighted": False, **self.options}
         advantage = dataclasses.replace(config.advantage, **keys, normalise="none")
-        return dataclasses.replace(config, advantage=advantage, method="bacr")
+        return dataclasses.replace(resolve(config).method, advantage=advantage, method="bacr")
 
     def _inputs(
         self, setting: Setting, groups: Groups, reading: Reading
     ) -> tuple[GroupBatch, Array, Array]:
         """Returns the batch, the dense rewards R of Eq. 7, and the predicted values of R."""
         batch = groups.batch(reading)
-        reward = bacr.dense_rewards(setting.config, None, batch)
+        reward = bacr.dense_rewards(resolve(setting.config).method, None, batch)
         predicted = jnp.asarray(groups.values[self.value], jnp.float32)
-        coefficient = progress_coefficient(setting.config)
+        coefficient = progress_coefficient(setting.config.reward)
         return batch, reward, rewards.dense_reward(predicted, coefficient=coefficient)
 
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
         """See `Arm`."""
-        config = self._config(setting.config)
+        settings = self._settings(setting.config)
         batch, reward, values = self._inputs(setting, groups, reading)
         left: tuple[Any, Any] = setting.earlier.get(self.reads(reading)) or (None, None)
         state, slope = left
-        baseline = baseline_of(config)
-        credit = bacr.budget_conditioned_advantages(config, baseline, state, batch, reward, values)
+        baseline = baseline_of(settings)
+        credit = bacr.budget_conditioned_advantages(
+            settings, baseline, state, batch, reward, values
+        )
         thinking = credit.thinking
         expected = baseline.estimate(state or {}, batch, reward, values).correctness
         if self.previous:
@@ -237,20 +240,20 @@ class ValueArm(Arm):
         The slope is the regression coefficient of the previous outcome, or None for arms that do
         not use it. Returns None if neither is needed.
         """
-        config = self._config(setting.config)
-        baseline = baseline_of(config)
+        settings = self._settings(setting.config)
+        baseline = baseline_of(settings)
         state = bacr.init_state(baseline, 0)
         if state is None and not self.previous:
             return None
         batch, reward, values = self._inputs(setting, groups, reading)
-        both = square = jnp.zeros(config.cuts.count, jnp.float32)
+        both = square = jnp.zeros(settings.cuts.count, jnp.float32)
         blended = lambda old, new: _DECAY * old + (1.0 - _DECAY) * new
         for _ in range(_SETTLED):
             if self.previous:
                 estimate = baseline.estimate(state or {}, batch, reward, values)
                 residual = advantages.bcae_advantage(reward, estimate.reward)
                 thinking = advantages.thinking_credit(
-                    residual, cut_weights(config), mode=config.advantage.credit
+                    residual, cut_weights(settings.cuts), mode=settings.advantage.credit
                 )
                 surprise = jnp.asarray(variates.before(batch.outcomes - estimate.correctness))
                 moments = variates.history_moments(thinking, surprise)

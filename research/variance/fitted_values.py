@@ -58,7 +58,7 @@ def predicted_outcomes(
     """Returns the probability of a correct answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)
     values = value.values(head, jnp.asarray(features))
-    coefficient = progress_coefficient(frozen.config)
+    coefficient = progress_coefficient(frozen.config.reward)
     return np.asarray(correctness_from_value(values, coefficient=coefficient))
 
 
@@ -85,7 +85,7 @@ def fit_value(
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
-    coefficient = progress_coefficient(frozen.config)
+    coefficient = progress_coefficient(frozen.config.reward)
     targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=coefficient)
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))

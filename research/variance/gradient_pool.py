@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
 from bacr_jax.config.resolve import drawn as drawn_budgets
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch, narrowed
 from bacr_jax.learner.scoring import in_portions, thinking_energies
@@ -56,7 +57,9 @@ class Frozen:
 
 def open_frozen(config: Config, folder: Path, step: int, environment: TaskData) -> Frozen:
     """Loads a checkpoint of a run whose method has a value head."""
-    policy = setup.make_policy(config, load_method(config), environment.vocab_size)
+    settings = resolve(config)
+    method = load_method(settings.method)
+    policy = setup.make_policy(settings.policy, method, environment.vocab_size)
     state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
     params, head = (
         jax.tree.map(jnp.asarray, read_part(state, "train", name)) for name in ("policy", "head")
@@ -207,7 +210,7 @@ def draw_budgets(
         return np.tile(np.repeat(np.array(grid, np.int32), traces), (questions, 1))
     key = jax.random.fold_in(jax.random.key(seed), 17)
     if regime == "training":
-        choices = jnp.array(drawn_budgets(config), jnp.int32)
+        choices = jnp.array(drawn_budgets(config.budget, config.eval.budgets), jnp.int32)
         return np.asarray(curriculum.choice_budgets(key, choices, shape=(questions, traces)))
     drawn = curriculum.sample_budgets(
         key,

@@ -48,7 +48,7 @@ def _own_keys(settings: VarianceSettings, seed: int, folder: Path) -> list[str]:
 
 def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
     """Yields an error message for each reason why a run can't be measured."""
-    if not make_method(config).uses_value:
+    if not make_method(resolve(config).method).uses_value:
         yield (
             f"overrides: the run needs a value head, found method={config.method} with "
             f"advantage.baseline={config.advantage.baseline}; set method=bacr and "
@@ -171,7 +171,9 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
             trained(settings, seed, folder, progress)
             progress.print_line(f"seed {seed}: {folder}")
             config = read_config(folder)
-            environment = build_environment(resolve(config).task, *tokenizer_of(config))
+            environment = build_environment(
+                resolve(config).task, *tokenizer_of(config.data, config.model)
+            )
             for step in settings.checkpoints:
                 frozen = open_frozen(config, folder, step, environment)
                 for regime in settings.regimes:

@@ -5,7 +5,6 @@ prefix, so that the frequencies of sampled tokens can be tested. `paths` separat
 the distribution of a model with random weights.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,8 @@ from scipy import optimize, stats
 from bacr_doctor import reference
 from bacr_doctor.records import Record, Subject, ok_or_broken
 from bacr_doctor.trial import make_trial, run_dtype
-from bacr_jax.config import Config, EvalConfig
+from bacr_jax.config import EvalConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.stop_strings import no_stop_string
@@ -107,12 +107,14 @@ def draws(subject: Subject) -> Record:
     vocabulary = vocabulary_of(subject)
     trial = make_trial(subject, dtype, **_SIZES)
     # The model has the shape of the tiny test run (`trial`) and the vocabulary of the checked run.
-    method = load_method(trial.config)
-    policy = make_policy(trial.config, method, vocabulary)
+    settings = resolve(trial.config)
+    method = load_method(settings.method)
+    policy = make_policy(settings.policy, method, vocabulary)
     logits = known_logits(vocabulary, policy.learner.dtype)
-    config = _with_sampling_of(subject.config, trial.config)
-    training = sample_training(policy, config, logits)
-    evaluation, greedy_tokens = sample_evaluation(policy, config, logits)
+    run = subject.config
+    training = sample_training(policy, run.rollout.temperature, run.seed, logits)
+    sampling = evaluation_sampling(run.eval, run.rollout.temperature)
+    evaluation, greedy_tokens = sample_evaluation(policy, sampling, run.seed, logits)
     problems = find_faults(training)
     problems += find_faults(evaluation)
     allowed_logits = np.where(allowed_tokens(vocabulary), logits, -np.inf)
@@ -120,20 +122,6 @@ def draws(subject: Subject) -> Record:
     if (greedy_tokens != most_likely).any():
         problems.append("greedy evaluation: not the most likely token")
     return _record(dtype, (training, evaluation), problems)
-
-
-def _with_sampling_of(run: Config, config: Config) -> Config:
-    """Returns `config` with the seed, the temperature and the evaluation settings of `run`."""
-    rollout = dataclasses.replace(
-        config.rollout,
-        temperature=run.rollout.temperature,
-    )
-    return dataclasses.replace(
-        config,
-        rollout=rollout,
-        eval=evaluation_sampling(run),
-        seed=run.seed,
-    )
 
 
 def _record(dtype: str, samples: tuple[SampledTokens, ...], problems: list[str]) -> Record:
@@ -173,20 +161,23 @@ def vocabulary_of(subject: Subject) -> int:
     """
     if not subject.named:
         return _VOCABULARY
-    shape, _ = planned_shape(subject.config)
+    shape, _ = planned_shape(subject.config.data, subject.config.model)
     if jax.default_backend() == "cpu":
         return min(shape.vocab_size, _LARGEST_ON_CPU)
     return shape.vocab_size
 
 
-def evaluation_sampling(config: Config) -> EvalConfig:
+def evaluation_sampling(settings: EvalConfig, temperature: float) -> EvalConfig:
     """Returns the run's evaluation settings, or the defaults if they are the same as in training.
 
     If evaluation used the training temperature without top-p sampling, the check could not detect
     that the temperature or top-p is ignored.
+
+    Args:
+      settings: evaluation settings of the run.
+      temperature: temperature of training.
     """
-    settings = config.eval
-    same_temperature = settings.temperature == config.rollout.temperature
+    same_temperature = settings.temperature == temperature
     return EvalConfig() if settings.top_p == 1 and same_temperature else settings
 
 
@@ -324,10 +315,11 @@ def _tokens(rollout: Rollout, rows: slice) -> tuple[np.ndarray, np.ndarray]:
     return thinking, answers.reshape(-1, _ANSWER)
 
 
-def sample_training(policy: Policy, config: Config, logits: PerToken) -> SampledTokens:
+def sample_training(
+    policy: Policy, temperature: float, seed: int, logits: PerToken
+) -> SampledTokens:
     """Samples the rollouts of the first two training steps, with the run's random keys."""
     vocabulary = len(logits)
-    temperature = config.rollout.temperature
     params = constant_params(policy, logits)
     setup = SamplingSetup(
         policy.rollout,
@@ -335,7 +327,7 @@ def sample_training(policy: Policy, config: Config, logits: PerToken) -> Sampled
         sampling_params(temperature),
         policy.phi_of(params),
     )
-    seed_key = jax.random.key(config.seed)
+    seed_key = jax.random.key(seed)
     run_key = jax.random.fold_in(seed_key, 1)
     thinking = []
     answers = []
@@ -357,7 +349,7 @@ def sample_training(policy: Policy, config: Config, logits: PerToken) -> Sampled
 
 
 def sample_evaluation(
-    policy: Policy, config: Config, logits: PerToken
+    policy: Policy, settings: EvalConfig, seed: int, logits: PerToken
 ) -> tuple[SampledTokens, Int[np.ndarray, "n"]]:
     """Samples evaluation rollouts with greedy decoding and with two different random keys.
 
@@ -366,7 +358,6 @@ def sample_evaluation(
       array.
     """
     vocabulary = len(logits)
-    settings = config.eval
     params = constant_params(policy, logits)
     counts = [_GREEDY_ROWS, _ROWS, _ROWS]
     temperatures = [0.0, settings.temperature, settings.temperature]
@@ -383,7 +374,7 @@ def sample_evaluation(
         ids=np.concatenate([np.arange(count) for count in counts]),
         streams=np.repeat(np.arange(3), counts),
     )
-    seed_key = jax.random.key(config.seed)
+    seed_key = jax.random.key(seed)
     base = jax.random.fold_in(seed_key, 4)
     keys = jnp.stack([jax.random.fold_in(base, number) for number in range(3)])
     copy = policy.decode_params(params)

@@ -95,7 +95,7 @@ def versions(subject: Subject) -> Record:
     The status is `warn` if jaxlib and its CUDA plugin have different versions.
     """
     config_keys = config_io.flatten(subject.config)
-    recorded = start_facts(subject.config, {})
+    recorded = start_facts(config_keys, {})
     values: dict[str, Any] = {
         "python": platform.python_version(),
         "commit": commit(),

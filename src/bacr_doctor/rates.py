@@ -139,7 +139,8 @@ def _sizes(subject: Subject) -> dict[str, Any]:
     """
     on_gpu = jax.default_backend() == "gpu"
     preset = {"model.preset": "qwen2.5-1.5b"} if on_gpu and not subject.named else {}
-    shape, _ = planned_shape(subject.with_keys(preset).config)
+    config = subject.with_keys(preset).config
+    shape, _ = planned_shape(config.data, config.model)
     rows = 128 if on_gpu else 16
     keys: dict[str, Any] = {}
     for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):

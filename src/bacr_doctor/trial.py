@@ -19,7 +19,9 @@ from jaxtyping import Float
 
 from bacr_doctor import reference
 from bacr_doctor.records import Subject
-from bacr_jax.config import Config, resolve
+from bacr_jax.config import Config
+from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.settings import resolve
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.objective import Minibatch
 from bacr_jax.learner.optimizer import policy_optimizer
@@ -81,12 +83,13 @@ class Trial:
     @functools.cached_property
     def policy(self) -> Policy:
         """Builds the static settings of the compiled programs."""
+        settings = resolve(self.config)
         layout = None
         if self.devices > 1:
-            shape = model_shape(self.config, _VOCABULARY)
-            layout = mesh_shape(self.config, shape, self.devices)
-        method = load_method(self.config)
-        return make_policy(self.config, method, _VOCABULARY, layout)
+            shape = model_shape(self.config.model, _VOCABULARY)
+            layout = mesh_shape(settings.policy, shape, self.devices)
+        method = load_method(settings.method)
+        return make_policy(settings.policy, method, _VOCABULARY, layout)
 
     @functools.cached_property
     def params(self) -> Params:
@@ -276,7 +279,7 @@ def make_trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> T
         run_keys["model.attention"] = config.model.attention
         run_keys["rollout.attention"] = config.rollout.attention
     if subject.named:
-        shape, _ = planned_shape(config)
+        shape, _ = planned_shape(config.data, config.model)
         for name in ("num_heads", "num_kv_heads", "head_dim"):
             run_keys[f"model.{name}"] = getattr(shape, name)
     all_keys = {
@@ -305,7 +308,7 @@ def make_long_trial(subject: Subject) -> Trial:
     dtype = run_dtype(subject)
     longest = _LONGEST
     if subject.named:
-        most_thinking = max(config.budget.max, resolve.largest_evaluated(config))
+        most_thinking = max(config.budget.max, largest_evaluated(config.budget, config.eval))
         most_thinking += config.budget.grace
         longest = config.data.max_prompt_tokens + most_thinking + config.rollout.answer_tokens
     if jax.default_backend() == "cpu":

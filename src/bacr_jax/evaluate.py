@@ -12,11 +12,11 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bacr_jax.config import Config, EvalConfig
+from bacr_jax.config import Config, DataConfig, EvalConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import TABLES, check_ranges
 from bacr_jax.config.cli import (
@@ -30,12 +30,10 @@ from bacr_jax.config.cli import (
 )
 from bacr_jax.config.engine import VLLM, add_engine, engine_faults
 from bacr_jax.config.resolve import NONE, read_budgets
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
-
-if TYPE_CHECKING:
-    from bacr_jax.questions.question_set import QuestionSet
 
 DESCRIPTION = (
     "Measures a policy at several thinking budgets: accuracy with 95 % intervals, pass@k, maj@k, "
@@ -331,7 +329,9 @@ def _describes_budget_input(override: str) -> bool:
     key = override.partition("=")[0]
     if key in BUDGET_INPUT_KEYS:
         return True
-    return key == "method" and declares_budget(config_io.override(Config(), [override]))
+    return key == "method" and declares_budget(
+        resolve(config_io.override(Config(), [override])).method
+    )
 
 
 def settle(arguments: argparse.Namespace, trained: Config) -> Config:
@@ -348,12 +348,12 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
 
     config = config_io.override(trained, arguments.overrides)
     formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
-    if formats and declares_budget(config):
+    if formats and declares_budget(resolve(config).method):
         raise UserError(
             f"{formats[0]}: SelfBudgeter's responses begin with a budget, which needs its own "
             "format; leave the option out"
         )
-    budgets, no_budget = _budgets(arguments, config)
+    budgets, no_budget = _budgets(arguments.budgets, config.budget.levels, config.eval)
     sets = tuple(arguments.data) or config.data.eval
     eval_missing = config.data.eval_missing
     overridden = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
@@ -385,18 +385,26 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     return config
 
 
-def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, ...], bool]:
-    """Returns the budgets in tokens, and True if the policy is also evaluated without a budget."""
-    if arguments.budgets is None:
-        return config.eval.budgets, config.eval.no_budget
-    budgets = read_budgets(arguments.budgets, option="--budgets", levels=config.budget.levels)
+def _budgets(
+    text: str | None, levels: Mapping[str, int], evaluation: EvalConfig
+) -> tuple[tuple[int, ...], bool]:
+    """Returns the budgets in tokens, and True if the policy is also evaluated without a budget.
+
+    Args:
+      text: value of --budgets, or None for the budgets of the config.
+      levels: `budget.levels`.
+      evaluation: section `eval` of the config.
+    """
+    if text is None:
+        return evaluation.budgets, evaluation.no_budget
+    budgets = read_budgets(text, option="--budgets", levels=levels)
     if len(set(budgets)) != len(budgets):
-        raise UserError(f"--budgets {arguments.budgets} contains a budget twice; list each once")
+        raise UserError(f"--budgets {text} contains a budget twice; list each once")
     numbers = [budget for budget in budgets if budget is not None]
     return tuple(sorted(numbers)), None in budgets
 
 
-def settings_name(arguments: argparse.Namespace, config: Config) -> str:
+def settings_name(arguments: argparse.Namespace, evaluation: EvalConfig) -> str:
     """Returns the name of an evaluation's settings, such as `budgets-8-64-samples-4`.
 
     It contains the options that change the samples, and is empty if no such option was written.
@@ -404,9 +412,9 @@ def settings_name(arguments: argparse.Namespace, config: Config) -> str:
 
     Args:
       arguments: parsed command line.
-      config: config of the evaluation.
+      evaluation: section `eval` of the evaluation's config.
     """
-    options = list(_named_options(arguments, config))
+    options = list(_named_options(arguments, evaluation))
     parts = []
     for option, value in options:
         parts.append(_slug(value) if option == "data" else f"{option}-{_slug(value)}")
@@ -418,12 +426,14 @@ def settings_name(arguments: argparse.Namespace, config: Config) -> str:
     return f"{name[:_MAX_NAME].rstrip('-')}-{digest}"
 
 
-def _named_options(arguments: argparse.Namespace, config: Config) -> Iterator[tuple[str, str]]:
+def _named_options(
+    arguments: argparse.Namespace, evaluation: EvalConfig
+) -> Iterator[tuple[str, str]]:
     """Yields the name and the value of each option that changes the samples, if it was written."""
     for spec in arguments.data:
         yield "data", spec
     if arguments.budgets is not None:
-        budgets = [*map(str, config.eval.budgets), *([NONE] if config.eval.no_budget else [])]
+        budgets = [*map(str, evaluation.budgets), *([NONE] if evaluation.no_budget else [])]
         yield "budgets", ",".join(budgets)
     if arguments.samples:
         yield "samples", str(arguments.samples)
@@ -456,35 +466,16 @@ def _slug(value: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-.") or "x"
 
 
-def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
-    """Loads the training questions, whose near-duplicates are marked in the evaluation sets.
-
-    docs/evaluation.md describes the search for near-duplicates.
-
-    Args:
-      arguments: parsed command line.
-      config: config of the evaluation.
-
-    Returns:
-      A tuple of the questions and a warning. The questions are None if near-duplicates are not
-      searched. The warning is a line to print if the run's training set can't be read, which does
-      not stop the evaluation. Otherwise the warning is an empty string.
-
-    Raises:
-      UserError: if the set of --train can't be read.
-    """
-    from bacr_jax.prompts.task_data import load_training_texts
+def _training_set(arguments: argparse.Namespace, data: DataConfig, seed: int) -> tuple[Any, str]:
+    """Loads the training questions to search for near-duplicates (see `job.training_set`)."""
+    from bacr_jax.evaluation.job import training_set
     from bacr_jax.questions.loaders import is_made
 
-    if arguments.train is not None:
-        return load_training_texts(arguments.train, config.data, config.seed), ""
-    run_set = config.data.train
-    if arguments.run is None or is_made(run_set) or arguments.split == "train":
-        return None, ""
-    try:
-        return load_training_texts(run_set, config.data, config.seed), ""
-    except UserError as error:
-        return None, f"near-duplicates of training questions were not searched: {error}"
+    spec = arguments.train
+    is_searched = arguments.run is not None and arguments.split != "train"
+    if spec is None and is_searched and not is_made(data.train):
+        spec = data.train
+    return training_set(spec, data, seed, is_optional=arguments.train is None)
 
 
 def evaluate(
@@ -524,7 +515,7 @@ def evaluate(
     saved.check()
     config = settle(arguments, saved.config)
     data, left_out = without_missing(config.data, config.eval)
-    folder_name = settings_name(arguments, config)
+    folder_name = settings_name(arguments, config.eval)
     out = arguments.out or default_folder(arguments.run, saved.step, arguments.model, folder_name)
     date = saved.style.date if saved.style is not None else ""
     tokenizer_folder = config.model.tokenizer or config.model.path
@@ -534,7 +525,7 @@ def evaluate(
     keep_freed_memory()
     saved = saved.under(config)
     compile_cache = keep_programs(config.output.compile_cache)
-    train, training_set_line = training_set(arguments, config)
+    train, training_set_line = _training_set(arguments, config.data, config.seed)
     work = job.prepare(
         saved,
         greedy=arguments.greedy or not arguments.samples,
@@ -554,7 +545,7 @@ def evaluate(
         lines = list(step_lines(saved.chosen)) if saved.chosen is not None else []
         lines.append(compile_cache.line)
         if work.url is None:
-            lines.append(job.arithmetic_line(config))
+            lines.append(job.arithmetic_line(config.model, config.rollout.attention))
         lines += left_out
         if training_set_line:
             lines.append(training_set_line)

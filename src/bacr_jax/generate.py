@@ -23,7 +23,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
@@ -38,6 +37,7 @@ from bacr_jax.config.cli import (
     whole_number,
 )
 from bacr_jax.config.resolve import NONE, read_budgets
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
@@ -160,7 +160,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> "PromptFormat":
+def prompt_format(
+    settings: MethodSettings, *, is_run: bool, overrides: Sequence[str]
+) -> "PromptFormat":
     """Returns the prompt format in which the policy is asked.
 
     A run uses the format of its training. A Hugging Face folder uses `data.prompt_format`. If this
@@ -168,21 +170,21 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
     unless the method's responses begin with a budget.
 
     Args:
-      config: config of the policy.
+      settings: settings of the policy's method.
       is_run: True for the policy of a run, False for a Hugging Face folder.
       overrides: config overrides from the command line.
     """
     from bacr_jax.methods.registry import declares_budget
     from bacr_jax.prompts.formats import FORMATS, format_for, with_texts
 
-    declares = declares_budget(config)
-    is_automatic = config.data.prompt_format == "auto" and not declares
+    declares = declares_budget(settings)
+    is_automatic = settings.data.prompt_format == "auto" and not declares
     train_is_overridden = any(text.startswith("data.train=") for text in overrides)
     # With `data.prompt_format=auto`, the format depends on the training set, but a Hugging Face
     # folder does not contain the name of its training set.
     if is_automatic and not is_run and not train_is_overridden:
-        return with_texts(FORMATS["think_answer"], config.data)
-    return format_for(config.data, declares_budget=declares)
+        return with_texts(FORMATS["think_answer"], settings.data)
+    return format_for(settings.data, declares_budget=declares)
 
 
 def open_session(
@@ -224,7 +226,9 @@ def open_session(
     if compile_cache.refused:
         print(compile_cache.line, file=sys.stderr)
     saved = saved.under(config)
-    style = saved.style or prompt_format(config, is_run=run is not None, overrides=overrides)
+    style = saved.style or prompt_format(
+        resolve(config).method, is_run=run is not None, overrides=overrides
+    )
     session = Session(saved, style)
     if saved.chosen is not None:
         for line in step_lines(saved.chosen):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bacr_jax.config.cli import Parser, entry_point, uninterrupted
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import locate, names
 
 
@@ -33,17 +34,18 @@ def run_lines(run: Path) -> Iterator[str]:
     Raises:
       UserError: the folder contains no run.
     """
+    from bacr_jax.config import io as config_io
     from bacr_jax.config.presets import method_text, preset_of
     from bacr_jax.methods.published import departures
     from bacr_jax.methods.registry import load_method
     from bacr_jax.runs.saved_policy import read_config
 
     config = read_config(run)
-    method = load_method(config)
-    preset = preset_of(config)
-    yield f"{run}: {method_text(config, method.name)}"
+    method = load_method(resolve(config).method)
+    preset = preset_of(config_io.flatten(config))
+    yield f"{run}: {method_text(preset, method.name)}"
     changes = preset.changes if preset is not None else ()
-    differing = departures(config, method)
+    differing = departures(resolve(config).method, method)
     for heading, lines in (
         ("differs from the preset in", changes),
         ("differs from the method's publication in", differing),
@@ -62,7 +64,7 @@ def preset_line(name: str) -> str:
     from bacr_jax.methods.published import unverified
     from bacr_jax.methods.registry import make_method
 
-    method = make_method(config_io.load([str(locate(name))], []))
+    method = make_method(resolve(config_io.load([str(locate(name))], [])).method)
     keys = unverified(method)
     remark = f"  not verified: {', '.join(keys)}" if keys else ""
     return f"{name.rpartition('/')[2]:20}{method.name}{remark}"

@@ -26,13 +26,7 @@ from bacr_jax.config.synonyms import check_options
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run, run_path
-from bacr_jax.training.checks import (
-    check,
-    check_inputs,
-    with_available_sets,
-    with_local_model,
-    with_prompt_date,
-)
+from bacr_jax.training.checks import check, check_inputs, completed
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
@@ -125,9 +119,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         command = ["bacr", "train", *(word for word in words if word != "--check")]
         print(f"next     {shlex.join(command)}")
         raise SystemExit(0)
-    config = with_local_model(config, download=arguments.download)
-    config = with_available_sets(config)
-    config = with_prompt_date(config)
+    config = completed(config, download=arguments.download)
     return config, arguments.resume, allowed
 
 
@@ -150,16 +142,18 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     from bacr_jax.parallel import processes
     from bacr_jax.runs.agreement import refuse_if_processes_differ, start_facts
 
-    path = run_path(config)
+    path = run_path(config.output)
     if not processes.join():
         # Check the folder before the devices are initialized, so that an error is reported
         # quickly.
-        check_run_folder(path, config, resume=resume, allowed=allowed)
+        check_run_folder(path, config_io.flatten(config), resume=resume, allowed=allowed)
         processes.check_platform()
         return open_run(path, config, resume=resume, allowed=allowed)
     processes.check_platform()
     refuse_if_processes_differ(
-        start_facts(config, {"--resume": resume, "--allow-change": sorted(allowed)})
+        start_facts(
+            config_io.flatten(config), {"--resume": resume, "--allow-change": sorted(allowed)}
+        )
     )
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
@@ -316,7 +310,7 @@ def main(argv: Sequence[str] | None) -> int:
     config, resume, allowed = parse(argv)
     # These calls set XLA flags, which XLA reads once, when the first device is used.
     allow_fast_additions()
-    make_reproducible(config)
+    make_reproducible(config.reproducible, config.output.dir)
     with joint_run(config, resume, allowed) as folder:
         return _train(config, folder)
 
@@ -386,11 +380,9 @@ def run(
         config = config_io.load(files)
     config = config_io.override(config, overrides)
     check(config, allow_change)
-    config = with_local_model(config, download=False)
-    config = with_available_sets(config)
-    config = with_prompt_date(config)
+    config = completed(config, download=False)
     allow_fast_additions()
-    make_reproducible(config)
+    make_reproducible(config.reproducible, config.output.dir)
     silence_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
         return train(config, folder, poll, callbacks)

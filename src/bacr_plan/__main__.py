@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bacr_jax.config import Config
+from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.shipped import check_overlays
@@ -125,18 +125,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         arguments.device_memory = device.memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
     checks.check(config)
-    arguments.config = with_local_shape(config, download=arguments.download)
+    model = with_local_shape(config.model, download=arguments.download)
+    arguments.config = dataclasses.replace(config, model=model)
     return arguments
 
 
-def with_local_shape(config: Config, *, download: bool) -> Config:
+def with_local_shape(model: ModelConfig, *, download: bool) -> ModelConfig:
     """Replaces a model name from the Hugging Face Hub by the model's folder in the local cache.
 
     The name is kept if the cache has no such folder, because the shapes of released models are
     known by name.
 
     Args:
-      config: the config of the run.
+      model: section `model` of the config.
       download: True to download the model's config.json if it is not in the cache.
 
     Raises:
@@ -144,17 +145,16 @@ def with_local_shape(config: Config, *, download: bool) -> Config:
     """
     from bacr_jax.model.hf.hub import is_hub_name, local_folder
 
-    name = config.model.path
+    name = model.path
     if name is None or not is_hub_name(name):
-        return config
+        return model
     try:
         folder = local_folder(name, download=download, where="model.path", weights=False)
     except UserError:
         if download:
             raise
-        return config
-    model = dataclasses.replace(config.model, path=folder)
-    return dataclasses.replace(config, model=model)
+        return model
+    return dataclasses.replace(model, path=folder)
 
 
 @contextlib.contextmanager

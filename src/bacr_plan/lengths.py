@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import drawn, mixture
-from bacr_jax.config.settings import resolve
+from bacr_jax.config import BudgetConfig, CurriculumConfig, ModelConfig
+from bacr_jax.config.resolve import mixture
+from bacr_jax.config.settings import MethodSettings, TaskSettings
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
@@ -66,7 +66,7 @@ _ANSWER_SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
 _ANSWER_TOKENS = (5, 7, 12, 28, 90)
 
 
-def prompt_lengths(config: Config) -> PromptLengths:
+def prompt_lengths(task: TaskSettings, model: ModelConfig) -> PromptLengths:
     """Returns the distribution of prompt lengths in the run's training set.
 
     Falls back to `MATH` if the training set or its tokenizer is not available locally.
@@ -74,19 +74,19 @@ def prompt_lengths(config: Config) -> PromptLengths:
     from bacr_jax.prompts.task_data import load_sets
     from bacr_jax.runs.setup import run_tokenizer
 
-    limit = config.data.max_prompt_tokens
-    set_names = tuple(name for _, name in mixture(config.data.train))
-    data = dataclasses.replace(config.data, eval=set_names)
-    config_of_sets = dataclasses.replace(config, data=data)
+    data = task.data
+    limit = data.max_prompt_tokens
+    set_names = tuple(name for _, name in mixture(data.train))
+    task = dataclasses.replace(task, data=dataclasses.replace(data, eval=set_names))
     try:
-        tokenizer = run_tokenizer(config)
-        sets = load_sets(resolve(config_of_sets).task, tokenizer, split="train")
+        tokenizer = run_tokenizer(data, model)
+        sets = load_sets(task, tokenizer, split="train")
     except UserError:
         return MATH.at_most(limit)
     lengths = np.concatenate([np.asarray(one.prompts.lengths) for one in sets.values()])
     shares = np.linspace(0, 1, 101)
     return PromptLengths(
-        source=f"{written(config.data.train)}, mean {lengths.mean():.0f}",
+        source=f"{written(data.train)}, mean {lengths.mean():.0f}",
         shares=tuple(map(float, shares)),
         tokens=tuple(map(float, np.quantile(lengths, shares))),
     )
@@ -109,61 +109,64 @@ class Lengths:
     source: str = ""
 
 
-def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
+def rows_of(settings: MethodSettings, prompts: PromptLengths, *, cuts: int) -> Lengths:
     """Samples the lengths of an iteration's rows. The rows of a group share their prompt.
 
     Args:
-      config: the config of the run.
+      settings: settings of the run's method.
       prompts: the distribution of prompt lengths.
       cuts: number of branches per row.
     """
     rng = np.random.default_rng(0)
-    questions = config.rollout.questions
-    group_size = config.rollout.group_size
+    rollout = settings.rollout
+    questions = rollout.questions
+    group_size = rollout.group_size
     prompt_quantiles = rng.random(questions)
     prompt_tokens = np.interp(prompt_quantiles, prompts.shares, prompts.tokens).astype(int)
-    thinking = _thinking(config, rng, questions * group_size)
+    thinking = _thinking(settings, rng, questions * group_size)
     answer_quantiles = rng.random((len(thinking), cuts))
     answers = np.interp(answer_quantiles, _ANSWER_SHARES, _ANSWER_TOKENS).astype(int)
     return Lengths(
         prompts=np.repeat(prompt_tokens, group_size),
         thinking=thinking,
-        answers=np.minimum(answers, config.rollout.answer_tokens),
+        answers=np.minimum(answers, rollout.answer_tokens),
         source=prompts.source,
     )
 
 
-def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
+def _thinking(
+    settings: MethodSettings, rng: np.random.Generator, rows: int
+) -> Int[np.ndarray, "B"]:
     """Samples the number of thinking tokens of each row.
 
     It is the row's budget, or `budget.max` if the method does not enforce budgets. Budgets come
     from the prior or from the method. All difficulty groups are assumed to be equally frequent.
     """
-    budget = config.budget
-    method = load_method(config)
+    budget = settings.budget
+    method = load_method(settings)
     if not method.truncates_at_budget:
         return np.full(rows, budget.max)
     if budget.prior == "fixed" or not method.follows_prior:
-        num_groups = config.data.num_groups
-        state = init_curriculum(num_groups, mu0=config.curriculum.mu0)
-        groups = jnp.arange(config.rollout.questions) % num_groups
+        num_groups = settings.data.num_groups
+        state = init_curriculum(num_groups, mu0=settings.curriculum.mu0)
+        groups = jnp.arange(settings.rollout.questions) % num_groups
         budgets = method.sample_budgets(jax.random.key(0), state, groups)
         return np.asarray(budgets).reshape(-1)
     if budget.prior == "uniform":
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":
-        return rng.choice(np.array(drawn(config)), rows)
-    return _curriculum_budgets(config, rng, rows)
+        return rng.choice(np.array(settings.budget_choices), rows)
+    return _curriculum_budgets(budget, settings.curriculum, rng, rows)
 
 
 def _curriculum_budgets(
-    config: Config, rng: np.random.Generator, rows: int
+    budget: BudgetConfig, curriculum: CurriculumConfig, rng: np.random.Generator, rows: int
 ) -> Int[np.ndarray, "B"]:
     """Samples budgets from the curriculum's initial truncated normal distributions."""
-    least = config.budget.min
-    most = config.budget.max
-    sigma = config.curriculum.sigma
-    means = np.resize(np.array(config.curriculum.mu0, float), rows)
+    least = budget.min
+    most = budget.max
+    sigma = curriculum.sigma
+    means = np.resize(np.array(curriculum.mu0, float), rows)
     if sigma == 0:
         return np.clip(means, least, most).astype(int)
     budgets = rng.normal(means, sigma)

@@ -1,5 +1,6 @@
 """Suggests changes to the config of a run that ran out of memory."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -98,7 +99,11 @@ def explain(error: OutOfMemory, config: Config) -> str:
     remat_helps = phase == "learner" and config.model.remat != "full"
     remat = " model.remat=full" if remat_helps else ""
     if limit is not None:
-        choice = _choice_for(config, num_devices, limit, phase, evaluating=evaluating)
+        choice = None
+        # The sizes may be unknown.
+        with contextlib.suppress(UserError):
+            work, layout = sizes_of(config, num_devices)
+            choice = smaller_choice(work, layout, limit, phase, evaluating=evaluating)
         if choice is not None:
             return f"{error}; the plan would choose {choice.overrides()}{remat}"
 
@@ -113,17 +118,6 @@ def explain(error: OutOfMemory, config: Config) -> str:
         f"{config.output.dir}/config.yaml --devices {num_devices} --device-memory {gib} prints "
         "what fits"
     )
-
-
-def _choice_for(
-    config: Config, num_devices: int, limit: float, phase: str, *, evaluating: bool
-) -> Choice | None:
-    """Returns the result of `smaller_choice` for a config; None if its sizes are unknown."""
-    try:
-        work, layout = sizes_of(config, num_devices)
-        return smaller_choice(work, layout, limit, phase, evaluating=evaluating)
-    except UserError:
-        return None
 
 
 def _advice(keys: Sequence[str], num_devices: int) -> str:

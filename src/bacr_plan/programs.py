@@ -14,6 +14,7 @@ from jax.stages import Lowered
 
 from bacr_jax import parallel
 from bacr_jax.config import Config
+from bacr_jax.config.settings import resolve
 from bacr_jax.learner import copies
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch, empty_batch
@@ -89,10 +90,11 @@ class Programs:
           devices: real, virtual or described devices.
         """
         self.config = config
-        self.method = load_method(config)
-        self.policy = setup.make_policy(config, self.method, vocab_size)
+        settings = resolve(config)
+        self.method = load_method(settings.method)
+        self.policy = setup.make_policy(settings.policy, self.method, vocab_size)
         shape = self.policy.learner.model
-        self.layout = setup.mesh_shape(config, shape, len(devices))
+        self.layout = setup.mesh_shape(settings.policy, shape, len(devices))
         self.mesh = parallel.make_mesh(self.layout, devices)
         self.decode_mesh = parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
         self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)

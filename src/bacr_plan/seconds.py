@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bacr_jax.config import Config
+from bacr_jax.config import MeshConfig
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import MeshShape
 from bacr_jax.runs.setup import decoding_mesh
@@ -250,23 +250,23 @@ def splits(
             learner=learner,
             samplers=samplers,
             learn=by_phase["update"] + by_phase["score"],
-            sample=_sampling_seconds(work, device, samplers, config),
+            sample=_sampling_seconds(work, device, samplers, config.mesh),
             transfer=transfer,
         )
         result.append(split)
     return result
 
 
-def _sampling_seconds(work: Workload, device: Device, samplers: int, config: Config) -> float:
+def _sampling_seconds(work: Workload, device: Device, samplers: int, mesh: MeshConfig) -> float:
     """Returns the duration of a rollout in seconds on servers with `samplers` devices.
 
     Args:
       work: the sizes of the run.
       device: the GPU.
       samplers: number of devices used for sampling.
-      config: the config of the run, without mesh settings.
+      mesh: settings of the mesh of one server.
     """
-    layout = decoding_mesh(config, work.model, samplers)
+    layout = decoding_mesh(mesh, work.model, samplers)
     shards = layout.slot_shards
     all_rows = dataclasses.replace(work, slots=-(-work.rows // shards) * shards)
     rollout = schedule.rollout(all_rows, layout)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from bacr_jax.config import Config, resolve
-from bacr_jax.config.resolve import param_dtype
+from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig
+from bacr_jax.config.resolve import HOLDOUT, largest_evaluated, selection_set
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import dense_settings, eval_settings
 from bacr_jax.learner.micro_batches import Shapes
@@ -205,7 +206,7 @@ class Workload:
         """
         budget = self.config.budget
         spacing = self.config.eval.cut_every
-        longest = resolve.largest_evaluated(self.config)
+        longest = largest_evaluated(self.config.budget, self.config.eval)
         cuts = 1
         if spacing is not None:
             cuts = min(CUTS_AT_ONCE, -(-longest // spacing))
@@ -240,7 +241,7 @@ def _preset_of(path: str) -> str:
     )
 
 
-def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
+def planned_shape(data: DataConfig, model: ModelConfig) -> tuple[Qwen2Config, str]:
     """Returns the shape of the policy's model, and a description of its source.
 
     Weights are not needed. The shape comes from the model's folder if it exists. Otherwise it comes
@@ -249,7 +250,6 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
     Raises:
       UserError: if the shape is unknown.
     """
-    model = config.model
     vocab_size = 0
     if model.path is not None and (Path(model.path) / "config.json").is_file():
         source = f"{model.path}/config.json"
@@ -262,27 +262,30 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
         model = dataclasses.replace(model, path=None, preset=preset)
     else:
         source = "model.* of the config"
-        vocab_size = len(setup.run_tokenizer(config))
-    config = dataclasses.replace(config, model=model)
-    return setup.model_shape(config, vocab_size), source
+        vocab_size = len(setup.run_tokenizer(data, model))
+    return setup.model_shape(model, vocab_size), source
 
 
-def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
+def _evaluated(eval_config: EvalConfig, data: DataConfig, limit: int) -> tuple[EvaluationCall, ...]:
     """Returns the calls of an evaluation.
 
     Each set has one call with all budgets, greedy and sampled, and one call with its dense traces.
     Held-out questions that are used to select a checkpoint count as another set, which is evaluated
     completely with greedy decoding.
+
+    Args:
+      eval_config: section `eval` of the config.
+      data: section `data` of the config.
+      limit: maximum number of thinking tokens if the policy receives no budget.
     """
-    eval_config = config.eval
     sets = []
-    for spec in config.data.eval:
+    for spec in data.eval:
         name = spec.partition(":")[0]
         problems = _PROBLEMS.get(name, _PROBLEMS_OF_OTHERS)
         sets.append((spec, eval_config, problems))
-    if resolve.selection_set(config.eval, config.data) == resolve.HOLDOUT:
+    if selection_set(eval_config, data) == HOLDOUT:
         holdout_config = dataclasses.replace(eval_config, size=None, samples=0)
-        sets.append((resolve.HOLDOUT, holdout_config, eval_config.holdout))
+        sets.append((HOLDOUT, holdout_config, eval_config.holdout))
     calls = []
     for spec, set_config, problems in sets:
         problems = min(set_config.size or problems, problems)
@@ -292,15 +295,11 @@ def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
             call = []
             for setting in settings_of_call:
                 rows = problems * setting.samples
-                call.append((rows, _budget_limit(config, setting.budget)))
+                budget = limit if setting.budget == NO_BUDGET else setting.budget
+                call.append((rows, budget))
             if call:
                 calls.append(tuple(call))
     return tuple(calls)
-
-
-def _budget_limit(config: Config, budget: int) -> int:
-    """Returns the budget in tokens, or the maximum thinking length if there is no budget."""
-    return resolve.cap(config) if budget == NO_BUDGET else budget
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
@@ -309,11 +308,13 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     Raises:
       UserError: if the model's shape is unknown, or if no valid mesh exists.
     """
-    shape, source = planned_shape(config)
-    setup.check_positions(config, shape, longest_prompt=1)
-    layout = setup.mesh_shape(config, shape, num_devices)
-    method = load_method(config)
+    shape, source = planned_shape(config.data, config.model)
+    settings = resolve(config)
+    setup.check_positions(settings.limits, shape, longest_prompt=1)
+    layout = setup.mesh_shape(settings.policy, shape, num_devices)
+    method = load_method(settings.method)
     train = config.train
+    compute_dtype = config.model.compute_dtype
     rows = config.rollout.questions * config.rollout.group_size
     cuts = method.num_cuts * method.answers
     update_rows = rows // train.minibatches
@@ -327,12 +328,15 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
 
     def is_fused(attention: str) -> bool:
         """True if an attention setting selects cuDNN on a GPU."""
-        return setup.attention_for(config, shape.head_dim, "gpu", attention) == "cudnn"
+        return setup.attention_for(compute_dtype, shape.head_dim, "gpu", attention) == "cudnn"
 
     def draw() -> Lengths:
         """Samples the expected rows; see `lengths`."""
-        return rows_of(config, prompt_lengths(config), cuts=cuts)
+        return rows_of(settings.method, prompt_lengths(settings.task, config.model), cuts=cuts)
 
+    frozen_bytes = 0
+    if config.adapter.rank:
+        frozen_bytes = jnp.dtype(settings.policy.param_dtype).itemsize
     work = Workload(
         config=config,
         model=shape,
@@ -348,13 +352,13 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         cuts=cuts,
         slots=min(config.rollout.slots or rows, rows),
         own_keys=is_fused(config.rollout.attention),
-        evaluated=_evaluated(config),
+        evaluated=_evaluated(config.eval, config.data, settings.limits.cap),
         eval_slots=config.eval.slots or 0,
-        float_bytes=jnp.dtype(config.model.compute_dtype).itemsize,
+        float_bytes=jnp.dtype(compute_dtype).itemsize,
         remat=config.model.remat,
         fused_attention=is_fused(config.model.attention),
         adapters=adapters.num_parameters(shape, config.adapter),
-        frozen_bytes=jnp.dtype(param_dtype(config)).itemsize if config.adapter.rank else 0,
+        frozen_bytes=frozen_bytes,
         moment_bytes=jnp.dtype(config.optimizer.moment_dtype).itemsize,
         warmup_tokens=config.warmup.batch_tokens if config.warmup.steps else 0,
     )

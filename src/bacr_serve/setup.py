@@ -115,9 +115,9 @@ def serve_policy(session: "Session", *, name: str | None, largest: int | None) -
     config = session.saved.config
     budget = config.budget
     answer_tokens = config.rollout.answer_tokens
-    limit_without_budget = cap(config)
+    limit_without_budget = cap(config.budget)
     lengths = choose_lengths(
-        model_shape(config, session.vocab_size).max_positions,
+        model_shape(config.model, session.vocab_size).max_positions,
         reserved=answer_tokens + session.rules.suffix_length,
         prompt_tokens=config.data.max_prompt_tokens,
         wanted=max(limit_without_budget, budget.max, *budget.levels.values()),

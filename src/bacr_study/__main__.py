@@ -5,6 +5,7 @@ tables, figures and an HTML page.
 """
 
 import argparse
+import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
@@ -159,13 +160,16 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
     """
     import jax
 
+    from bacr_jax.runs.folder import run_path
     from bacr_jax.training import initialize
-    from bacr_jax.training.checks import with_available_sets, with_local_model
+    from bacr_jax.training.checks import begun_data, with_available_sets, with_local_model
 
     def check_run(config: Config) -> None:
         """Checks the model and the data sets of one config."""
-        local_config = with_local_model(config, download=False)
-        initialize.check_inputs(with_available_sets(local_config))
+        model = with_local_model(config.model, download=False)
+        begun = begun_data(config.output)
+        data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
+        initialize.check_inputs(dataclasses.replace(config, model=model, data=data))
 
     # Use the CPU because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")

@@ -114,7 +114,7 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     untrained = grid.of(task.id, Variant(grid.study.before))
     for variant in grid.variants(task.id):
         runs = []
-        changes = []
+        changes: list[Any] = []
         for cell in grid.of(task.id, variant):
             before = _policy_before(cell, untrained, task)
             if cell.steps == 0 or before is None:

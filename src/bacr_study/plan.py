@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bacr_jax.config import Config, renamed_keys, resolve
+from bacr_jax.config import Config, renamed_keys
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.training import checks
@@ -218,7 +219,7 @@ def _with_folders(config: Config, root: Path, seed: int) -> Config:
     if warmup.steps:
         # The name contains a fingerprint of the warm-up's settings, so runs with identical warm-up
         # settings share the folder.
-        warmup_seed = resolve.warmup_config(config).seed
+        warmup_seed = resolve(config).warmup.seed
         warmup_name = f"{warmup_seed}-{warmup_fingerprint(config)}"
         warmup = dataclasses.replace(warmup, dir=str(root / "warmups" / warmup_name))
     return dataclasses.replace(config, output=output, warmup=warmup)

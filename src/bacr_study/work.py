@@ -22,6 +22,7 @@ from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import NEWEST, STOPPED
 from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
@@ -355,7 +356,10 @@ def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
     """Builds the cell of a run from its run folder and its graded answers."""
     folder = RunPaths(run.folder)
     summary = read_object(folder.summary)
-    has_schedule = load_method(run.config).follows_prior and run.config.budget.prior == "curriculum"
+    has_schedule = (
+        load_method(resolve(run.config).method).follows_prior
+        and run.config.budget.prior == "curriculum"
+    )
     return Cell(
         id=run.id,
         study_size=study.size,

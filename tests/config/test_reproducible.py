@@ -1,6 +1,5 @@
 """`reproducible: true` tells XLA what it needs, beside what the user told it."""
 
-import dataclasses
 import importlib.metadata
 import os
 import subprocess
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from bacr_jax import train
-from bacr_jax.config import Config, OutputConfig
 from bacr_jax.config.reproducible import autotune_file, flags_for, make_reproducible
 from bacr_jax.errors import UserError
 
@@ -18,21 +16,15 @@ FIXED = ["--xla_gpu_deterministic_ops=true", "--xla_gpu_exclude_nondeterministic
 WHOLE = 'version: 3\nresults {\n  device: "sm_80"\n  result {\n    gemm {\n    }\n  }\n}\n'
 
 
-def config_in(folder, reproducible=True):
-    return dataclasses.replace(
-        Config(), reproducible=reproducible, output=OutputConfig(dir=str(folder))
-    )
-
-
 def test_without_the_key_the_environment_stays_as_it_is(tmp_path):
     environment = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=false"}
-    make_reproducible(config_in(tmp_path, reproducible=False), environment)
+    make_reproducible(False, str(tmp_path), environment)
     assert environment == {"XLA_FLAGS": "--xla_gpu_deterministic_ops=false"}
 
 
 def test_sums_get_a_fixed_order_and_choices_are_kept_in_the_run_folder(tmp_path):
     environment = {}
-    make_reproducible(config_in(tmp_path / "run"), environment)
+    make_reproducible(True, str(tmp_path / "run"), environment)
     kept = autotune_file(tmp_path / "run")
     assert environment["XLA_FLAGS"].split() == [
         *FIXED,
@@ -112,8 +104,8 @@ def test_gpus_that_are_in_use_are_too_late_to_tell(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", backend)
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(default_backend=lambda: "gpu"))
     with pytest.raises(UserError, match="already used its GPUs"):
-        make_reproducible(config_in(tmp_path), {})
-    make_reproducible(config_in(tmp_path), {"XLA_FLAGS": " ".join(FIXED)})
+        make_reproducible(True, str(tmp_path), {})
+    make_reproducible(True, str(tmp_path), {"XLA_FLAGS": " ".join(FIXED)})
 
 
 @pytest.mark.slow  # processes that import JAX, as those of launch/test_launch.py
@@ -123,11 +115,9 @@ def test_xla_knows_every_flag_also_where_there_are_only_cpus(tmp_path):
     folder.mkdir()
     autotune_file(folder).write_text(WHOLE)
     code = (
-        "import dataclasses, os, sys\n"
-        "from bacr_jax.config import Config, OutputConfig\n"
+        "import os, sys\n"
         "from bacr_jax.config.reproducible import make_reproducible\n"
-        f"out = OutputConfig(dir={str(folder)!r})\n"
-        "make_reproducible(dataclasses.replace(Config(), reproducible=True, output=out))\n"
+        f"make_reproducible(True, {str(folder)!r})\n"
         "assert 'jax' not in sys.modules\n"
         "os.environ['XLA_FLAGS'] += sys.argv[1]\n"
         "import jax\n"

@@ -89,9 +89,12 @@ def test_a_grace_window_needs_line_breaks():
 
 def test_the_longest_thinking_of_an_evaluation():
     config = config_io.override(Config(), ["eval.budgets=[0, 512]", "budget.max=4096"])
-    assert (cap(config), largest_evaluated(config)) == (4096, 512)
+    assert (cap(config.budget), largest_evaluated(config.budget, config.eval)) == (4096, 512)
     told_none = config_io.override(config, ["eval.no_budget=true", "budget.cap=1000"])
-    assert (cap(told_none), largest_evaluated(told_none)) == (1000, 1000)
+    assert (cap(told_none.budget), largest_evaluated(told_none.budget, told_none.eval)) == (
+        1000,
+        1000,
+    )
 
 
 SETS = {"eval": ("math500:a/test.jsonl", "gsm8k:b/test.jsonl")}
@@ -119,7 +122,7 @@ def test_answers_are_counted_for_all_sets_or_for_each():
     assert [samples_of(each.eval, spec) for spec in (math, gsm)] == [2, 0]
     path_of = config_io.override(each, ["eval.samples={math500: 2, gsm8k: 5}"])
     assert samples_of(path_of.eval, gsm) == 5
-    assert [*samples_problems(each), *samples_problems(path_of)] == []
+    assert [p for c in (each, path_of) for p in samples_problems(c.eval, c.data)] == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,10 @@ def test_numbers_of_answers_of_another_type_are_refused(value):
 
 
 def test_the_base_has_the_compute_type_and_trained_weights_are_float32():
-    of = lambda *overrides: param_dtype(config_io.load([], list(overrides)))
+    def of(*overrides):
+        config = config_io.load([], list(overrides))
+        return param_dtype(config.model, config.adapter)
+
     assert of() == "float32"
     assert of("adapter.rank=4") == "bfloat16"
     assert of("adapter.rank=4", "model.compute_dtype=float32") == "float32"

@@ -7,6 +7,7 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.config import shipped
 from bacr_jax.config.checks import check
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import built_in_departures, problems
@@ -105,8 +106,10 @@ def test_every_config_trains_by_the_recommended_method(path):
     )
     assert {key for key in alone if alone[key] != robust[key]} == OWN.get(path.stem, set())
     paper = config_io.load([path, "bacr-paper"])
-    updates = [line for line in built_in_departures(paper) if "train.minibatches" in line]
-    assert built_in_departures(paper) == updates
+    updates = [
+        line for line in built_in_departures(resolve(paper).method) if "train.minibatches" in line
+    ]
+    assert built_in_departures(resolve(paper).method) == updates
     check(paper, also=problems)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import DataConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.questions import math_sets
 from bacr_jax.questions.loaders import load_questions
@@ -35,7 +36,7 @@ def test_the_method_is_one_file(tmp_path):
     path = tmp_path / "brief_grpo.py"
     path.write_text(code_under("Add a method"))
     config = config_io.load([ROOT / "configs/quickstart.yaml"], [f"method={path}"])
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     assert method.name == "Brief GRPO"
     np.testing.assert_allclose(method.rewards(None, BATCH), BY_HAND, rtol=1e-6)
 

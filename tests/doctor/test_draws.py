@@ -295,11 +295,12 @@ def steps_of_the_run_share_their_key(monkeypatch):
 
 def test_an_evaluation_is_sampled_otherwise_than_training():
     config = SUBJECT.config
+    temperature = config.rollout.temperature
     sampling_of = lambda asked: (asked.temperature, asked.top_p)
     # The quickstart's own is at temperature 1 without a nucleus, as its training.
-    assert sampling_of(draws.evaluation_sampling(config)) == (0.6, 0.95)
-    own = dataclasses.replace(config, eval=dataclasses.replace(config.eval, top_p=0.9))
-    assert sampling_of(draws.evaluation_sampling(own)) == (1.0, 0.9)
+    assert sampling_of(draws.evaluation_sampling(config.eval, temperature)) == (0.6, 0.95)
+    own = dataclasses.replace(config.eval, top_p=0.9)
+    assert sampling_of(draws.evaluation_sampling(own, temperature)) == (1.0, 0.9)
 
 
 @pytest.fixture

@@ -104,7 +104,9 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     run = tmp_path / "run"
     settings = config_io.load([tmp_path / "small.yaml"], [f"output.dir={run}"])
     tokenizer = ledger_tokenizer()
-    policy = setup.make_policy(settings, load_method(settings), len(tokenizer))
+    policy = setup.make_policy(
+        resolve(settings).policy, load_method(resolve(settings).method), len(tokenizer)
+    )
     params = initial.initial_params(jax.random.key(0), policy, None)
     with open_run(run, settings) as folder:
         checkpoints = Checkpoints(folder.checkpoints, keep=1)
@@ -164,7 +166,9 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     keys = ["method=bacr", "conditioning.budget_input=prompt", "eval.budgets=[8, 120]"]
     settings = config_io.load([tmp_path / "small.yaml"], keys)
     tokenizer = ledger_tokenizer()
-    policy = setup.make_policy(settings, load_method(settings), len(tokenizer))
+    policy = setup.make_policy(
+        resolve(settings).policy, load_method(resolve(settings).method), len(tokenizer)
+    )
     environment = build_environment(resolve(settings).task, tokenizer, len(tokenizer))
     params = initial.initial_params(jax.random.key(0), policy, None)
     for budget in settings.eval.budgets:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bacr_jax.config import Config
+from bacr_jax.config import EvalConfig
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import job_checks
 from bacr_jax.evaluation.job_checks import check_free, check_swap
@@ -14,32 +14,27 @@ PLAIN = SimpleNamespace(budget_close="")
 DECLARING = SimpleNamespace(budget_close="</budget>")
 
 
-def config(budget_input="embedding", **changes):
-    base = Config()
-    return dataclasses.replace(
-        base,
-        conditioning=dataclasses.replace(base.conditioning, budget_input=budget_input),
-        eval=dataclasses.replace(base.eval, **{"budgets": (4, 8), **changes}),
-    )
+BUDGETS = EvalConfig(budgets=(4, 8))
 
 
 @pytest.mark.parametrize("budget_input", ["embedding", "prompt", "both"])
 def test_a_policy_with_a_budget_as_input_can_be_swapped(budget_input):
-    check_swap(config(budget_input), PLAIN)
-    check_swap(config("none"), DECLARING)
+    check_swap(budget_input, BUDGETS, PLAIN)
+    check_swap("none", BUDGETS, DECLARING)
 
 
 @pytest.mark.parametrize(
-    ("of", "style", "message"),
+    ("budget_input", "changes", "style", "message"),
     [
-        (config("none"), PLAIN, "no budget as input"),
-        (config("none", budget_tag="declared"), DECLARING, "set eval.budget_tag=given"),
-        (config(budgets=(0, 8)), PLAIN, "at least two budgets above 0"),
+        ("none", {}, PLAIN, "no budget as input"),
+        ("none", {"budget_tag": "declared"}, DECLARING, "set eval.budget_tag=given"),
+        ("embedding", {"budgets": (0, 8)}, PLAIN, "at least two budgets above 0"),
     ],
 )
-def test_a_swap_without_several_inputs_is_refused(of, style, message):
+def test_a_swap_without_several_inputs_is_refused(budget_input, changes, style, message):
+    evaluation = dataclasses.replace(BUDGETS, **changes)
     with pytest.raises(UserError, match=message):
-        check_swap(of, style)
+        check_swap(budget_input, evaluation, style)
 
 
 def settings(**decoding):

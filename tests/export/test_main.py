@@ -15,6 +15,7 @@ import yaml
 import hf_world
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.export import __main__ as export
 from bacr_jax.export import from_run
@@ -306,7 +307,7 @@ def test_a_run_whose_template_was_edited_is_not_exported(tmp_path, capsys):
     tokenizer = load_tokenizer(base, where="model.path")
     digests = {
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        "template": template_fingerprint(tokenizer, from_run.trained_style(config)),
+        "template": template_fingerprint(tokenizer, from_run.trained_style(resolve(config).method)),
     }
     trained = json.loads(json.dumps(config_io.flatten(config)))
     checkpoint(run, params, 20, prompt_fingerprints=digests, config=trained)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import anytime, load_method
 from methods_world import group_batch, load
 
@@ -96,7 +97,7 @@ class TestBRPO:
 
 class TestMethod:
     def test_is_cut_at_fixed_budgets_whatever_the_trace(self, tmp_path):
-        method = load_method(load(tmp_path, "anytime"))
+        method = load_method(resolve(load(tmp_path, "anytime")).method)
         np.testing.assert_array_equal(
             method.cuts(jax.random.key(0), jnp.full((1, 2), 12)), [[[3, 6, 9, 12]] * 2]
         )
@@ -106,7 +107,7 @@ class TestMethod:
         outcomes = np.array([[[0, 0.5, 1, 1], [0, 0, 0.25, 0.5]]])
         config = load(tmp_path, "anytime", f"anytime.prior={prior}", "rollout.questions=1",
                       "rollout.group_size=2")  # fmt: skip
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         batch = group_batch(config, outcomes=outcomes)
         credit = method.advantages(None, batch, method.rewards(None, batch), None)
         weights = anytime.brpo_prior(prior, jnp.array([3, 6, 9, 12]))
@@ -120,16 +121,15 @@ class TestMethod:
         )
         answers = method.advantages(None, mixed, mixed.outcomes, None).answers
         np.testing.assert_allclose(answers[0, 0, 1], [-0.25, -0.25, 0.75, -0.25])
-        linear = load_method(
-            load(tmp_path, "anytime", "anytime.answer_prior=linear", "rollout.questions=1",
-                 "rollout.group_size=2")
-        )  # fmt: skip
+        config = load(tmp_path, "anytime", "anytime.answer_prior=linear", "rollout.questions=1",
+                      "rollout.group_size=2")  # fmt: skip
+        linear = load_method(resolve(config).method)
         again = linear.advantages(None, mixed, mixed.outcomes, None).answers
         np.testing.assert_allclose(again[0, 0, 1], 0.8 * answers[0, 0, 1], rtol=1e-5)
 
     def test_the_simplified_form_is_named_so_and_is_the_group_mean_within_a_budget(self, tmp_path):
         config = load(tmp_path, "anytime-simplified")
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         assert "simplified" in method.name
         batch = group_batch(config)
         thinking = method.advantages(None, batch, batch.outcomes, None).thinking

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bacr_jax import curriculum
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from methods_world import credit_of, load
 
@@ -50,7 +51,7 @@ def test_a_trace_has_one_advantage_and_each_of_its_answers_has_it_once(tmp_path)
 
 def test_budgets_come_from_the_list_of_choices(tmp_path):
     config = load(tmp_path, "bacr-full", "budget.prior=choices", "budget.choices=[8, 12]")
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     state = curriculum.init_curriculum(4, mu0=10.0)
     budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(4))
     assert budgets.shape == (4, config.rollout.group_size)

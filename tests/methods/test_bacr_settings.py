@@ -2,6 +2,7 @@
 
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.methods.registry import advice
@@ -14,7 +15,10 @@ def test_a_trace_is_not_weighed_as_a_whole_by_credit_of_segments(tmp_path):
 
 
 def test_a_sampler_that_differs_is_to_be_bounded(tmp_path):
-    load_with = lambda *own: advice(load(tmp_path, "bacr-robust", "train.minibatches=1", *own))
+    def load_with(*own):
+        config = load(tmp_path, "bacr-robust", "train.minibatches=1", *own)
+        return advice(resolve(config).method)
+
     assert load_with() == []
     (line,) = load_with("train.minibatches=2")
     assert "train.minibatches=2 sampler and learner differ" in line
@@ -47,7 +51,7 @@ class TestSteepWeights:
         ],
     )
     def test_and_their_repairs_are_not(self, tmp_path, overrides):
-        load_method(load(tmp_path, "bacr-full", *overrides))
+        load_method(resolve(load(tmp_path, "bacr-full", *overrides)).method)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bacr_jax import rewards
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.training.stages import token_advantages
 from methods_world import group_batch, load
@@ -28,7 +29,7 @@ def brpo(r):
 
 
 def metrics_of(config, values=None):
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     batch = group_batch(config, answers=method.answers)
     source = jnp.broadcast_to(
         jnp.arange(batch.cuts.shape[-1] * method.answers),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import Config, io
+from bacr_jax.config.settings import resolve
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.methods.budget_prior import budget_locations, question_weights, sample_budgets
 
@@ -16,7 +17,8 @@ SIZES = jnp.array([300, 100])
 
 def of(*overrides):
     own = ("data.num_groups=2", "budget.min=256", "budget.max=4096", "rollout.group_size=3")
-    return io.override(Config(), [*own, "curriculum.mu0=1500", *overrides])
+    config = io.override(Config(), [*own, "curriculum.mu0=1500", *overrides])
+    return resolve(config).method
 
 
 def state(updates=1):

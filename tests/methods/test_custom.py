@@ -4,9 +4,12 @@ import importlib.util
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
+from bacr_jax.curriculum import init_curriculum
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
@@ -42,7 +45,7 @@ def test_an_embedding_of_a_budget_that_is_not_held_is_refused(tmp_path):
     with pytest.raises(
         UserError, match="found conditioned=True with truncates_at_budget=False, but an embedding"
     ):
-        load_method(load(tmp_path, None, f"method={own}"))
+        load_method(resolve(load(tmp_path, None, f"method={own}")).method)
 
 
 def test_the_example_is_short_and_of_public_names_alone():
@@ -69,6 +72,38 @@ def test_a_file_named_in_the_config_trains(world):
     assert max(jax.tree.leaves(moved)) > 0
 
 
+def test_a_file_that_reads_another_section_is_refused_with_the_names_it_can_read(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from bacr_jax.methods import grpo\n"
+        "def make(config):\n"
+        "    print(config.eval.size)\n"
+        "    return grpo.make(config)\n"
+    )
+    with pytest.raises(UserError) as refusal:
+        load_method(resolve(load(tmp_path, None, f"method={own}")).method)
+    line = str(refusal.value)
+    assert "a method has no setting 'eval'; read one of method, conditioning, budget, " in line
+    assert line.endswith("(own.py, line 3); fix the file")
+    assert line.isprintable()
+
+
+def test_a_file_can_replace_a_section_before_a_built_in_method_reads_it(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import dataclasses\n"
+        "from bacr_jax.methods import bacr\n"
+        "def make(config):\n"
+        "    budget = dataclasses.replace(config.budget, prior='choices', choices=(9, 11))\n"
+        "    return bacr.make(dataclasses.replace(config, budget=budget))\n"
+    )
+    config = load(tmp_path, "bacr-full", f"method={own}")
+    method = load_method(resolve(config).method)
+    state = init_curriculum(4, mu0=8.0)
+    budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(64) % 4)
+    assert set(np.asarray(budgets).flat) == {9, 11}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -87,4 +122,4 @@ def test_a_file_that_is_no_method_is_refused(tmp_path, text, says):
         path.write_text(text)
     config = dataclasses.replace(load(tmp_path), method=str(path))
     with pytest.raises(UserError, match=says):
-        load_method(config)
+        load_method(resolve(config).method)

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import dapo, load_method
 from methods_world import group_batch, load
 
@@ -26,7 +27,7 @@ class TestFormulas:
 class TestMethod:
     def test_right_and_wrong_are_plus_and_minus_one_less_the_punishment(self, tmp_path):
         config = load(tmp_path, "dapo", "rollout.questions=1", "rollout.group_size=4")
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         batch = dataclasses.replace(
             group_batch(config),
             # longest response 12 + 2 tokens, the punishment starts a fifth of that earlier
@@ -40,16 +41,20 @@ class TestMethod:
 
     def test_overlong_filtering_leaves_cut_traces_out_of_the_loss(self, tmp_path):
         config = load(tmp_path, "dapo", "loss.overlong_filter=true")
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         batch = group_batch(config)
         rewards = method.rewards(None, batch)
         credit = method.advantages(None, batch, rewards, None)
         np.testing.assert_array_equal(credit.keep, batch.closed)
-        plain = load_method(load(tmp_path, "dapo")).advantages(None, batch, rewards, None)
+        plain = load_method(resolve(load(tmp_path, "dapo")).method).advantages(
+            None, batch, rewards, None
+        )
         assert plain.keep is None
 
     def test_dynamic_sampling_can_be_switched_off(self, tmp_path):
         assert (
-            load_method(load(tmp_path, "dapo", "dapo.dynamic_sampling=false")).dynamic_sampling
+            load_method(
+                resolve(load(tmp_path, "dapo", "dapo.dynamic_sampling=false")).method
+            ).dynamic_sampling
             is None
         )

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import dler, load_method
 from bacr_jax.training.grading import credited
 from methods_world import group_batch, load
@@ -36,7 +37,7 @@ def batch_of(config):
 
 def test_a_right_answer_after_a_cut_earns_nothing_and_teaches_no_answer(tmp_path):
     config = load(tmp_path, "dler", "rollout.questions=2", "rollout.group_size=3")
-    method, batch = load_method(config), batch_of(config)
+    method, batch = load_method(resolve(config).method), batch_of(config)
     rewards = method.rewards(None, batch)
     np.testing.assert_array_equal(rewards[..., 0], [[1, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(method.dynamic_sampling.keep(batch), [True, False])
@@ -56,7 +57,7 @@ def test_a_right_answer_after_a_cut_earns_nothing_and_teaches_no_answer(tmp_path
 def test_without_dynamic_sampling_every_trace_is_in_the_whitening(tmp_path):
     config = load(tmp_path, "dler", "rollout.questions=2", "rollout.group_size=3",
                   "dapo.dynamic_sampling=false")  # fmt: skip
-    method, batch = load_method(config), batch_of(config)
+    method, batch = load_method(resolve(config).method), batch_of(config)
     assert method.dynamic_sampling is None
     credit = method.advantages(None, batch, method.rewards(None, batch), None)
     n = np.array([6, 12, 4, 12, 9, 9])
@@ -70,13 +71,13 @@ def test_the_whitening_is_over_the_tokens_that_are_in_the_loss(tmp_path, mixed):
         "reward.weights={correct: 1, mine.py:style: .5}" if mixed else "loss.overlong_filter=true"
     )
     config = load(tmp_path, "dler", "rollout.questions=2", "rollout.group_size=3", more)
-    method, batch = load_method(config), batch_of(config)
+    method, batch = load_method(resolve(config).method), batch_of(config)
     if mixed:
         style = jnp.array([[0.1, 0.7, 0.3], [0.9, 0.2, 0.4]])[..., None, None]
         scores = {"correct": batch.by_answer, "mine.py:style": style}
         batch = dataclasses.replace(batch, by_reward=scores)
     keep = np.asarray(method.dynamic_sampling.keep(batch))[:, None] & np.ones((2, 3), bool)
-    paid = credited(config, batch)
+    paid = credited(config.reward, batch)
     credit = method.advantages(None, paid, method.rewards(None, paid), None)
     keep = keep if credit.keep is None else keep & np.asarray(credit.keep)
     n = np.where(batch.closed, batch.sampled + 2, batch.sampled)[keep]

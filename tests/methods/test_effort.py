@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import effort, load_method
 from methods_world import group_batch, load
 
@@ -35,7 +36,7 @@ def test_traces_of_equal_length_meet_full_effort_and_one_token_less_does_not():
 
 def test_a_right_answer_beyond_its_effort_earns_nothing(tmp_path):
     config = load(tmp_path, "effort", "rollout.questions=1", "rollout.group_size=4")
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     batch = dataclasses.replace(
         group_batch(config, outcomes=np.array([[[1.0], [1.0], [0.0], [1.0]]])),
         thinking=jnp.array([[3, 9, 2, 6]]),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.methods import grpo_family as family
 from config_world import changed
@@ -26,7 +26,7 @@ def test_questions_are_drawn_as_often_as_there_are_of_their_group():
 
 
 def test_every_trace_has_the_largest_budget_and_one_cut_at_its_end(config):
-    method = family.grpo_family(config, "mine", lambda rewards: rewards)
+    method = family.grpo_family(resolve(config).method, "mine", lambda rewards: rewards)
     state = init_curriculum(4, mu0=8.0)
     budgets = method.sample_budgets(jax.random.key(0), state, jnp.array([0, 3]))
     np.testing.assert_array_equal(budgets, np.full((2, 3), 12))
@@ -34,7 +34,7 @@ def test_every_trace_has_the_largest_budget_and_one_cut_at_its_end(config):
 
 
 def test_one_advantage_a_trace_serves_its_thinking_and_its_answer(config):
-    method = family.grpo_family(config, "mine", lambda rewards: 10 * rewards)
+    method = family.grpo_family(resolve(config).method, "mine", lambda rewards: 10 * rewards)
     batch = group_batch(config, outcomes=np.array([[[1.0], [0.0], [0.5]]]))
     rewards = method.rewards(None, batch)
     np.testing.assert_array_equal(rewards, [[[1.0], [0.0], [0.5]]])
@@ -48,7 +48,7 @@ def test_one_advantage_a_trace_serves_its_thinking_and_its_answer(config):
 
 def test_the_reward_can_be_a_methods_own(config):
     method = family.grpo_family(
-        config,
+        resolve(config).method,
         "mine",
         lambda rewards: rewards,
         reward=lambda state, batch: batch.outcomes[..., -1] - state,
@@ -65,7 +65,7 @@ def test_correctness_is_the_outcome_at_the_last_cut(tmp_path):
 
 
 def test_a_group_of_one_is_refused_where_rollouts_are_compared():
-    assert list(family.problems(Config(method="rloo"))) == []
+    assert list(family.problems(MethodSettings(method="rloo"))) == []
     alone = changed(method="rloo", rollout={"group_size": 1})
-    (problem,) = family.problems(alone)
+    (problem,) = family.problems(resolve(alone).method)
     assert problem.startswith("rollout.group_size=1: method=rloo compares the rollouts")

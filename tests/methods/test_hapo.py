@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import hapo, load_method
 from methods_world import group_batch, load
 
@@ -64,7 +65,7 @@ class TestMethod:
     def test_rewards_use_the_history_from_before_the_batch(self, tmp_path, weight):
         sizes = ["rollout.questions=2", "rollout.group_size=2"]
         config = load(tmp_path, "hapo", *sizes, f"hapo.weight={weight}")
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         history = method.init_state(5).at[3].set(10)
         batch = group_batch(config, questions=np.array([3, 1]))
         batch = dataclasses.replace(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.methods import l1, load_method
 from bacr_jax.methods.registry import problems
@@ -40,16 +41,16 @@ class TestMethod:
         )
         small = ("rollout.questions=1", "rollout.group_size=2", "l1.weight=1.2")
         config = load(tmp_path, "l1_exact", *small)
-        rewards = load_method(config).rewards(None, batch(config))
+        rewards = load_method(resolve(config).method).rewards(None, batch(config))
         np.testing.assert_allclose(rewards[..., 0], [[1 - 0.2, -0.6]], rtol=1e-6)
         config = load(tmp_path, "l1_max", *small)
-        rewards = load_method(config).rewards(None, batch(config))
+        rewards = load_method(resolve(config).method).rewards(None, batch(config))
         np.testing.assert_allclose(rewards[..., 0], [[0.7, 0.0]], rtol=1e-6)
-        metrics = load_method(config).metrics(None, batch(config))
+        metrics = load_method(resolve(config).method).metrics(None, batch(config))
         assert (metrics["l1/deviation"], metrics["l1/over_share"]) == (4.0, 0.5)
 
     def test_a_group_is_told_one_length_and_cut_at_the_largest(self, tmp_path):
-        method = load_method(load(tmp_path, "l1_max", "rollout.group_size=3"))
+        method = load_method(resolve(load(tmp_path, "l1_max", "rollout.group_size=3")).method)
         state = init_curriculum(4, mu0=8.0)
         budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(64) % 4)
         assert (budgets == budgets[:, :1]).all() and len(set(budgets[:, 0].tolist())) > 4
@@ -60,7 +61,7 @@ class TestMethod:
     def test_an_embedding_is_refused(self, tmp_path):
         config = load(tmp_path, "l1_exact")
         told = dataclasses.replace(config.conditioning, budget_input="both")
-        found = list(problems(dataclasses.replace(config, conditioning=told)))
+        found = list(problems(dataclasses.replace(resolve(config).method, conditioning=told)))
         assert found[0].startswith(
             "conditioning.budget_input=both: method=l1 reads its budget only in the"
         )

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import length, load_method
 from methods_world import group_batch, load
 
@@ -106,10 +107,10 @@ def test_a_length_is_measured_in_shares_of_the_largest_budget(tmp_path):
         group_batch(config, outcomes=np.array([[[1.0], [1.0]]])), lengths=jnp.array([[3, 7]])
     )
     config = load(tmp_path, "laser", *small)
-    rewards = load_method(config).rewards(None, batch(config))
+    rewards = load_method(resolve(config).method).rewards(None, batch(config))
     np.testing.assert_allclose(rewards[..., 0], [[1.5, 1.0]])
     config = load(tmp_path, "shorter_better", *small)
-    rewards = load_method(config).rewards(None, batch(config))
+    rewards = load_method(resolve(config).method).rewards(None, batch(config))
     np.testing.assert_allclose(rewards[..., 0], [[2.0, 2.0 - 6.0 / 3]], atol=1e-6)
 
 
@@ -128,7 +129,7 @@ def test_gated_rewards_become_advantages(tmp_path):
             lengths=jnp.array([[4, 8, 12, 1]]),
             closed=jnp.array([[True, True, True, True]]),
         )
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         return method.advantages(None, batch, method.rewards(None, batch), None).thinking[0, :, 0]
 
     bonus = np.array([1.5, 1.0, 1.0, 0.0])
@@ -145,7 +146,7 @@ def test_a_truncated_response_is_no_success_for_the_gated_penalty(tmp_path):
         lengths=jnp.array([[2, 12]]),
         closed=jnp.array([[True, False]]),
     )
-    rewards = load_method(config).rewards(None, batch)
+    rewards = load_method(resolve(config).method).rewards(None, batch)
     np.testing.assert_array_equal(rewards[..., 0], [[1.0, 1.0]])
 
 
@@ -155,7 +156,7 @@ def test_gfpo_gives_nothing_to_responses_that_are_not_kept(tmp_path):
         group_batch(config, outcomes=np.array([[[1.0], [0.0], [1.0], [1.0]]])),
         lengths=jnp.array([[9, 2, 3, 8]]),
     )
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     found = method.advantages(None, batch, method.rewards(None, batch), None)
     np.testing.assert_allclose(found.thinking[0, :, 0], [0.0, -1.0, 1.0, 0.0], atol=1e-4)
     np.testing.assert_array_equal(found.keep, [[False, True, True, False]])

@@ -8,6 +8,7 @@ import yaml
 
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.methods.registry import built_in_methods, problems
 from methods_world import NAMES, PRESETS, load
@@ -89,7 +90,7 @@ def over(base, preset):
 def departures_of(config):
     from bacr_jax.methods.published import departures
 
-    return departures(config, load_method(config))
+    return departures(resolve(config).method, load_method(resolve(config).method))
 
 
 def keys_of(tree, before=""):
@@ -116,7 +117,7 @@ def test_no_method_but_those_without_a_divergence_refuses_one(tmp_path):
 @pytest.mark.parametrize("preset", sorted(set(NAMES) - set(VARIANTS)))
 def test_a_preset_is_what_was_published(base, preset):
     config = over(base, preset)
-    updates = load_method(config).published.get("train.minibatches")
+    updates = load_method(resolve(config).method).published.get("train.minibatches")
     own = 1 if updates is None else updates.value
     found = config.train.minibatches
     differ = [f"train.minibatches={found} (published: {own})"] if own not in (1, found) else []
@@ -132,7 +133,7 @@ def test_a_variant_lists_what_it_changes(preset, lines):
 def test_a_preset_writes_every_published_setting_itself(preset):
     """Else it would hold over some bases only."""
     written = set(keys_of(yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())))
-    published = load_method(over("quickstart", preset)).published
+    published = load_method(resolve(over("quickstart", preset)).method).published
     assert set(published) - written == set(published) & OF_THE_BASE
 
 
@@ -156,7 +157,7 @@ def test_a_method_by_its_name_alone_says_what_it_is_not(tmp_path):
 @pytest.mark.parametrize("name", built_in_methods())
 def test_every_method_publishes_keys_that_exist_with_a_source(name):
     config = over("quickstart", PRESET_OF.get(name, name))
-    published = load_method(config).published
+    published = load_method(resolve(config).method).published
     assert published.keys() <= config_io.flatten(config).keys()
     assert all(setting.source for setting in published.values())
 

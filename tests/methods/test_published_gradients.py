@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.learner.batch import make_batch
 from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers, objective
 from bacr_jax.learner.train_step import question_values
@@ -44,7 +45,7 @@ HEAD["out"]["kernel"] = jax.random.normal(jax.random.key(5), (8, 1))
 
 def library(config, traces, params, state, extra):
     """Expected gradient over all pairs, with respect to policy and value head."""
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     spec = LearnerSpec(
         WORLD.shape,
         config.conditioning if method.conditioned else None,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import check
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import Advantages
 from bacr_jax.methods.registry import (
@@ -68,25 +69,21 @@ def test_methods_that_compare_rollouts_need_several(tmp_path, name):
 
 
 def test_a_name_that_nobody_has_is_refused_with_the_nearest():
-    (problem,) = problems(dataclasses.replace(Config(), method="gprpo"))
+    (problem,) = problems(MethodSettings(method="gprpo"))
     assert "use grpo, or the path" in problem
-    assert list(problems(dataclasses.replace(Config(), method="json.tool"))) == []
+    assert list(problems(MethodSettings(method="json.tool"))) == []
 
 
 def test_only_selfbudgeter_declares_a_budget_whatever_the_loss():
-    names = [
-        name
-        for name in built_in_methods()
-        if declares_budget(dataclasses.replace(Config(), method=name))
-    ]
+    names = [name for name in built_in_methods() if declares_budget(MethodSettings(method=name))]
     assert names == ["selfbudgeter"]
 
 
 def test_looking_for_problems_starts_no_device():
     code = (
-        "import dataclasses; from bacr_jax.config import Config; "
+        "from bacr_jax.config.settings import MethodSettings; "
         "from bacr_jax.methods.registry import built_in_methods, problems; "
-        "[list(problems(dataclasses.replace(Config(), method=m))) for m in built_in_methods()]; "
+        "[list(problems(MethodSettings(method=m))) for m in built_in_methods()]; "
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -130,7 +127,7 @@ def test_a_setting_that_makes_no_sense_is_refused_in_one_line(sections, fragment
 
 @pytest.mark.parametrize("sections", [{}, {"rollout": {"group_size": 1}}, {"method": "json.tool"}])
 def test_an_unusual_but_possible_config_passes(sections):
-    assert list(problems(changed(**sections))) == []
+    assert list(problems(resolve(changed(**sections)).method)) == []
 
 
 @given(values_by_key())
@@ -150,7 +147,7 @@ def test_traces_that_the_budget_cut_can_be_left_out_of_the_loss_of_any_method(tm
     none = jnp.zeros((1, 4, 1))
     own = None if own is None else jnp.array(own)
     config = load(tmp_path, "grpo")
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     credit = Advantages(none, none, none, keep=own)
     method = dataclasses.replace(method, advantages=lambda *_: credit)
     closed = jnp.array([[True, True, False, False]])

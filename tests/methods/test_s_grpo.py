@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method, s_grpo
 from bacr_jax.methods.registry import problems
 from methods_world import group_batch, load, run_of
@@ -49,7 +50,7 @@ class TestMethod:
     def test_a_trace_is_compared_with_itself_alone(self, tmp_path):
         config = load(tmp_path, "s_grpo", "rollout.questions=1", "rollout.group_size=2",
                       "cuts.count=3")  # fmt: skip
-        method = load_method(config)
+        method = load_method(resolve(config).method)
         batch = dataclasses.replace(
             group_batch(config, outcomes=np.array([[[0, 1, 1], [1, 1, 1]]], float)),
             cuts=jnp.array([[[3, 6, 12], [2, 4, 12]]]),
@@ -71,7 +72,9 @@ class TestMethod:
     def test_a_single_exit_is_refused(self, tmp_path):
         config = load(tmp_path, "s_grpo")
         config = dataclasses.replace(config, cuts=dataclasses.replace(config.cuts, count=1))
-        assert any("cuts.count=1: method=s_grpo" in line for line in problems(config))
+        assert any(
+            "cuts.count=1: method=s_grpo" in line for line in problems(resolve(config).method)
+        )
 
     @pytest.mark.slow
     def test_exits_lie_within_each_traces_own_length(self, tmp_path, ledger_tokens):

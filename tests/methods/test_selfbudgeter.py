@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.config import SelfBudgeterConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
 from bacr_jax.prompts.encoding import allowed_tokens, encode_prompts, encode_text, with_ids
@@ -127,7 +128,7 @@ def test_the_ledgers_tag_may_be_sampled_in_this_format_only(tokenizer):
 
 def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_path):
     config = load(tmp_path, "selfbudgeter", "rollout.group_size=2", "rollout.questions=2")
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     limits = method.rejection_sft.update_state(
         method.init_state(64), np.array([0, 5] + [9] * 62), np.array([0, 1] + [1] * 62)
     )

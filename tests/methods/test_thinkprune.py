@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from methods_world import group_batch, load
@@ -18,7 +19,7 @@ def test_a_truncated_response_earns_nothing_and_its_forced_answer_has_no_advanta
         group_batch(config, outcomes=np.array([[[1.0], [1.0], [0.0], [1.0]]])),
         closed=jnp.array([[True, False, True, True]]),
     )
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     rewards = method.rewards(None, batch)
     np.testing.assert_array_equal(rewards[..., 0], [[1.0, 0.0, 0.0, 1.0]])
     credit = method.advantages(None, batch, rewards, None)

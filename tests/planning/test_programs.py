@@ -21,7 +21,7 @@ SPEC.loader.exec_module(answer_program)
 
 def programs_of(*overrides, devices=1):
     config = tiny_config(*overrides)
-    shape, _ = planned_shape(config)
+    shape, _ = planned_shape(config.data, config.model)
     described = compiling.described(config, shape, fused_attention=False)
     return Programs(described, shape.vocab_size, jax.devices()[:devices]), shape
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.runs.setup import mesh_shape
 from bacr_plan import memory, search
 from bacr_plan.devices import DEVICES, GIB
@@ -64,7 +65,7 @@ def test_every_layout_offered_is_one_that_training_accepts():
     assert len(set(layouts)) == len(layouts)
     for layout in layouts:
         keys = [f"mesh.{axis}={size}" for axis, size in layout._asdict().items()]
-        assert mesh_shape(config_io.load([SEVEN], keys), work.model, 8) == layout
+        assert mesh_shape(resolve(config_io.load([SEVEN], keys)).policy, work.model, 8) == layout
     # Fewer messages first.
     assert layouts[0].tensor == layouts[0].decode_tensor == 1
 
@@ -78,7 +79,7 @@ def test_what_is_suggested_fits_and_is_a_config(devices, gib, model):
     choice = search.suggest(work, devices, MemoryLimit(gib * GIB))
     config = config_io.load([SEVEN], [f"model.preset={model}", *choice.overrides().split()])
     config_io.check(config)
-    assert mesh_shape(config, work.model, devices) == choice.layout
+    assert mesh_shape(resolve(config).policy, work.model, devices) == choice.layout
     chosen = dataclasses.replace(work, micro_rows=choice.work.micro_rows, slots=choice.work.slots)
     phases = (memory.update_phase, memory.score_phase, memory.rollout_phase)
     assert max(phase(chosen, choice.layout).peak for phase in phases) == choice.peak <= gib * GIB

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
 from bacr_plan import lengths, schedule
@@ -16,7 +17,8 @@ from plan_world import QUICKSTART, ROOT, SEVEN, workload
 
 
 def shape_of(*overrides, config=SEVEN):
-    return planned_shape(config_io.load([config], overrides))
+    loaded = config_io.load([config], overrides)
+    return planned_shape(loaded.data, loaded.model)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,9 @@ def test_equal_settings_have_equal_lengths_and_a_group_shares_its_prompt():
 
 def planned_lengths(*overrides):
     config = config_io.load([SEVEN], overrides)
-    return lengths.rows_of(config, lengths.prompt_lengths(config), cuts=4)
+    settings = resolve(config)
+    prompts = lengths.prompt_lengths(settings.task, config.model)
+    return lengths.rows_of(settings.method, prompts, cuts=4)
 
 
 def test_without_the_data_prompts_are_as_long_as_those_of_math():
@@ -153,9 +157,10 @@ def test_without_the_data_prompts_are_as_long_as_those_of_math():
 
 
 def test_data_that_is_here_says_its_own_lengths():
-    rows = lengths.prompt_lengths(config_io.load([QUICKSTART]))
+    config = config_io.load([QUICKSTART])
+    rows = lengths.prompt_lengths(resolve(config).task, config.model)
     assert rows.source.startswith("ledger")
-    assert 0 < rows.tokens[-1] <= config_io.load([QUICKSTART]).data.max_prompt_tokens
+    assert 0 < rows.tokens[-1] <= config.data.max_prompt_tokens
 
 
 def test_the_suffix_has_room_for_the_real_one():

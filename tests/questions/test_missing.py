@@ -98,13 +98,13 @@ def test_training_says_what_it_does_without_and_goes_on_so(tmp_path, capsys):
     put(tmp_path, GSM8K)
     run = tmp_path / "run"
     asked = config_io.override(config(tmp_path, GSM8K, AIME), [f"output.dir={run}"])
-    begun = checks.with_available_sets(asked)
+    begun = checks.completed(asked, download=False)
     assert begun.data.eval == (GSM8K,) and f"{AIME} is left out" in capsys.readouterr().out
     open_run(run, begun).__exit__(None, None, None)
     put(tmp_path, AIME)
-    again = checks.with_available_sets(asked)
+    again = checks.completed(asked, download=False)
     assert again == begun and f"--run {run} --data {AIME} to evaluate it" in capsys.readouterr().out
-    check_run_folder(run, again)
+    check_run_folder(run, config_io.flatten(again))
 
 
 def test_an_evaluation_refuses_a_set_that_it_names(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from bacr_jax.config import Config
 from bacr_jax.report.charts import Series
 from bacr_jax.report.run_data import read_run
 from bacr_jax.report.training_charts import (
@@ -58,10 +57,12 @@ def test_a_policy_without_values_shows_no_calibration(tmp_path):
 
 def test_each_of_several_rewards_is_a_line_beside_their_mean():
     step = {"reward/mean": 0.5, "rewards/correct": 0.25, "rewards/brief": 1.0}
-    (reward, *_) = training_charts([{"step": n, **step} for n in (1, 2, 3)], Config())
+    (reward, *_) = training_charts([{"step": n, **step} for n in (1, 2, 3)], "curriculum")
     last = {one.label: one.y[-1] for one in reward.drawn if one.label}
     assert last == {"mean": 0.5, "correct": 0.25, "brief": 1.0}
-    (alone, *_) = training_charts([{"step": n, "reward/mean": 0.5} for n in (1, 2, 3)], Config())
+    (alone, *_) = training_charts(
+        [{"step": n, "reward/mean": 0.5} for n in (1, 2, 3)], "curriculum"
+    )
     assert {one.label for one in alone.drawn} == {""}
 
 
@@ -82,7 +83,7 @@ def test_time_is_the_median_so_that_compiling_does_not_count(tmp_path):
 
 
 def titles(records, **sections):
-    return [chart.title for chart in training_charts(records, changed(**sections))]
+    return [chart.title for chart in training_charts(records, changed(**sections).budget.prior)]
 
 
 def test_share_correct_is_first_and_a_reward_that_equals_it_is_left_out():

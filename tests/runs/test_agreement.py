@@ -6,6 +6,7 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.io import flatten
 from bacr_jax.errors import UserError
 from bacr_jax.runs import agreement
 from bacr_jax.runs.agreement import FREE, disagreement, start_facts
@@ -18,14 +19,12 @@ HOSTS = ["one", "two", "three"]
 
 @pytest.fixture(scope="module")
 def told():
-    return start_facts(CONFIG, OPTIONS)
+    return start_facts(flatten(CONFIG), OPTIONS)
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key, monkeypatch):
-    others = config_io.flatten(CONFIG) | {key: "another"}
-    monkeypatch.setattr(config_io, "flatten", lambda _: others)
-    other = start_facts(CONFIG, OPTIONS)
+def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key):
+    other = start_facts(flatten(CONFIG) | {key: "another"}, OPTIONS)
     line = disagreement([told, told, other], HOSTS)
     if key in FREE:
         assert line is None
@@ -47,7 +46,7 @@ def test_options_versions_flags_and_variables_are_compared(told, monkeypatch):
         assert name in told
     monkeypatch.setenv("BACR_DETERMINISTIC", "1")
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_gpu_dump_autotune_results_to=/x-0 --xla_b=2")
-    other = start_facts(CONFIG, {"--resume": "auto", "--allow-change": ["train.steps"]})
+    other = start_facts(flatten(CONFIG), {"--resume": "auto", "--allow-change": ["train.steps"]})
     assert other["XLA_FLAGS"] == "--xla_a=1 --xla_b=2"
     line = disagreement([told, other], HOSTS)
     for part in (
@@ -62,9 +61,9 @@ def test_the_content_of_a_method_of_ones_own_counts(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("a = 1")
     config = dataclasses.replace(CONFIG, method=str(path))
-    one = start_facts(config, OPTIONS)
+    one = start_facts(flatten(config), OPTIONS)
     path.write_text("a = 2")
-    assert f"the file {path}" in disagreement([one, start_facts(config, OPTIONS)], HOSTS)
+    assert f"the file {path}" in disagreement([one, start_facts(flatten(config), OPTIONS)], HOSTS)
 
 
 def test_long_values_and_many_differences_stay_one_line():

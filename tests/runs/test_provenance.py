@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.io import flatten
 from bacr_jax.errors import UserError
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.runs.provenance import (
@@ -56,7 +57,7 @@ def test_data_are_known_by_ids_questions_answers_and_groups(field, value):
 def test_other_questions_are_refused():
     others = dataclasses.replace(QUESTIONS, answers=["2", "5"])
     made = lambda train, *evaluated: provenance(Config(), train, None, evaluated)
-    check = lambda then, now: check_same_questions(then, now, Config(), Path("run"))
+    check = lambda then, now: check_same_questions(then, now, "ledger", Path("run"))
     check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, QUESTIONS))
     with pytest.raises(UserError, match="data.train=ledger: its questions differ from"):
         check(made(QUESTIONS), made(others))
@@ -72,7 +73,7 @@ def test_other_questions_are_refused():
 def test_another_content_of_a_file_that_grades_is_refused_and_another_file_is_not():
     files = {"grader=mine.py:check": "11", "reward.weights=mine.py:brief": "22"}
     made = lambda files: provenance(Config(), QUESTIONS, None, (), files)
-    check = lambda then, now: check_same_questions(then, now, Config(), Path("runs/a"))
+    check = lambda then, now: check_same_questions(then, now, "ledger", Path("runs/a"))
     check(made(files), made(files))
     check(made(files), made({"reward.weights=other.py:brief": "33"}))
     with pytest.raises(UserError, match="^reward.weights=mine.py:brief: the file is not") as said:
@@ -112,7 +113,7 @@ PROMPTS = {"tokenizer": "a", "template": "b", "data.train": "c", "ours": "d"}
 def test_another_tokenizer_template_or_prompt_is_refused(name, says):
     then = provenance(Config(), QUESTIONS, None, prompts=PROMPTS)
     check = lambda now, *changed: check_same_prompts(
-        then, now, config_io.override(Config(), changed), Path("runs/a")
+        then, now, flatten(config_io.override(Config(), changed)), Path("runs/a")
     )
     check(PROMPTS)
     # A policy is opened without the prompts of its training.
@@ -131,6 +132,6 @@ def test_another_tokenizer_template_or_prompt_is_refused(name, says):
 def test_a_checkpoint_without_digests_of_its_prompts_is_opened_with_a_note():
     then = provenance(Config(), QUESTIONS, None)
     del then["prompt_fingerprints"]
-    check_same_prompts(then, PROMPTS, Config(), Path("runs/a"))
+    check_same_prompts(then, PROMPTS, flatten(Config()), Path("runs/a"))
     (note,) = differences(then, provenance(Config(), QUESTIONS, None, prompts=PROMPTS))
     assert note.startswith("note: the checkpoint has no digest of its prompts")

@@ -17,6 +17,7 @@ from bacr_jax.config import (
     RolloutConfig,
     TrainConfig,
 )
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import hf_config
 from bacr_jax.model.sizes import PRESETS
@@ -36,13 +37,13 @@ SHAPE = dataclasses.replace(PRESETS["qwen2.5-7b"], vocab_size=257)
 
 def test_a_custom_model_has_its_tokenizers_rows_and_a_preset_its_own():
     custom = Config(model=ModelConfig(hidden_size=48, num_heads=4, num_kv_heads=2))
-    shape = model_shape(custom, 29)
+    shape = model_shape(custom.model, 29)
     assert (shape.vocab_size, shape.hidden_size, shape.head_dim) == (29, 48, 12)
     preset = Config(model=ModelConfig(preset="qwen2.5-7b"))
-    assert model_shape(preset, 29) == PRESETS["qwen2.5-7b"]
-    assert vocabulary_rows(preset, 151665) == 152064
+    assert model_shape(preset.model, 29) == PRESETS["qwen2.5-7b"]
+    assert vocabulary_rows(preset.model, 151665) == 152064
     with pytest.raises(UserError, match="has 152065 ids, .* only 152064 embedding rows"):
-        vocabulary_rows(preset, 152065)
+        vocabulary_rows(preset.model, 152065)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_more_ids_than_a_folder_has_rows_are_said_of_the_keys_that_name_them(
     (tmp_path / "config.json").write_text(json.dumps(hf_config.to_json(SHAPE, dtype="float32")))
     config = Config(model=ModelConfig(path=str(tmp_path), tokenizer=tokenizer))
     with pytest.raises(UserError) as refused:
-        vocabulary_rows(config, 258)
+        vocabulary_rows(config.model, 258)
     assert str(refused.value).startswith(says.format(tmp_path))
 
 
@@ -68,10 +69,10 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
         eval=EvalConfig(budgets=(1000,)),
         rollout=RolloutConfig(answer_tokens=24),
     )
-    shape = model_shape(config, 29)
-    check_model(config, shape, shape.max_positions - 1024)
+    shape = model_shape(config.model, 29)
+    check_model(resolve(config).policy, shape, shape.max_positions - 1024)
     with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; use at mo"):
-        check_model(config, shape, shape.max_positions - 1023)
+        check_model(resolve(config).policy, shape, shape.max_positions - 1023)
 
 
 def test_a_teacher_has_the_policys_vocabulary(tmp_path):
@@ -79,21 +80,21 @@ def test_a_teacher_has_the_policys_vocabulary(tmp_path):
     hf_world.make_folder(folder)
     vocabulary = hf_world.TINY.vocab_size
     config = Config(distill=DistillConfig(coef=1.0, teacher=str(folder)))
-    check_model(config, model_shape(config, vocabulary), 8)
+    check_model(resolve(config).policy, model_shape(config.model, vocabulary), 8)
     says = rf"distill\.teacher=.* has {vocabulary} embedding rows, but the policy has 29; use"
     with pytest.raises(UserError, match=says):
-        check_model(config, model_shape(config, 29), 8)
+        check_model(resolve(config).policy, model_shape(config.model, 29), 8)
     gone = dataclasses.replace(
         config, distill=DistillConfig(coef=1.0, teacher=str(tmp_path / "no"))
     )
     with pytest.raises(UserError, match="distill.teacher"):
-        check_model(gone, model_shape(gone, vocabulary), 8)
+        check_model(resolve(gone).policy, model_shape(gone.model, vocabulary), 8)
 
 
 def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can():
     def chosen(wanted="auto", dtype="bfloat16", head_dim=128, backend="gpu"):
         config = Config(model=ModelConfig(compute_dtype=dtype))
-        return attention_for(config, head_dim, backend, wanted)
+        return attention_for(config.model.compute_dtype, head_dim, backend, wanted)
 
     assert chosen() == chosen(head_dim=64) == "cudnn"
     assert chosen(head_dim=100) == chosen(head_dim=136) == chosen(head_dim=12) == "xla"
@@ -111,7 +112,7 @@ def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can
         )
         line = f"^{section}.attention=cudnn .* found {head_dim}; set {section}.attention=xla"
         with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
-            check_model(config, model_shape(config, 29), 8)
+            check_model(resolve(config).policy, model_shape(config.model, 29), 8)
 
 
 def layout(devices=8, **sections):
@@ -122,7 +123,7 @@ def layout(devices=8, **sections):
             **sections,
         }
     )
-    return mesh_shape(config, model_shape(config, 29), devices)
+    return mesh_shape(resolve(config).policy, model_shape(config.model, 29), devices)
 
 
 def test_rows_and_micro_batches_that_divide_are_accepted():
@@ -161,14 +162,13 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does(sections, sa
         layout(**sections)
 
 
-@pytest.mark.parametrize("padding_free", [True, False])
-def test_a_micro_batch_holds_the_longest_row(padding_free):
+def test_a_micro_batch_holds_the_longest_row():
     """A prompt of 5, 16 tokens of thinking, 3 in which a cut waits, and answers of 7."""
     row = {"budget": BudgetConfig(min=4, max=16, grace=3)}
-    tokens = lambda count: TrainConfig(micro_batch_tokens=count, padding_free=padding_free)
-    check_allowance(Config(train=tokens(31), **row), 5, 7)
+    limits = resolve(Config(**row)).limits
+    check_allowance(31, limits, 5, 7)
     with pytest.raises(UserError) as refused:
-        check_allowance(Config(train=tokens(30), **row), 5, 7)
+        check_allowance(30, limits, 5, 7)
     assert str(refused.value) == (
         "train.micro_batch_tokens=30: a row may have 31 tokens (5 of the prompt, 19 of thinking, "
         "7 of answers); set it to at least 31, or set a smaller budget.max"
@@ -201,4 +201,4 @@ def test_the_questions_offered_are_legal(questions):
 )
 def test_devices_that_only_decode_share_copies_as_in_the_run(mesh, kv_heads, devices, expected):
     config = Config(model=ModelConfig(num_heads=4, num_kv_heads=kv_heads), mesh=mesh)
-    assert decoding_mesh(config, model_shape(config, 29), devices) == expected
+    assert decoding_mesh(config.mesh, model_shape(config.model, 29), devices) == expected

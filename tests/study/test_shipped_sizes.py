@@ -27,7 +27,7 @@ def test_every_arm_fits_80_gib(tmp_path, name, size, devices):
     for run in plan_runs(study, folder_of(study, tmp_path)):
         work, layout = sizes_of(run.config, devices)
         # The evaluation of the finished run has no train state beside it.
-        alone = decoding_mesh(run.config, work.model, devices)
+        alone = decoding_mesh(run.config.mesh, work.model, devices)
         graded = dataclasses.replace(work.evaluation, slots=study.evaluation.slots)
         phase = memory.rollout_phase(graded, alone)
         peaks[run.id, "training"] = (

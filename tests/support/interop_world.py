@@ -26,7 +26,7 @@ from bacr_jax.types import NO_BUDGET
 def saved_policy(run):
     """A run's policy, its prompt format, its tokenizer and the sentence that tells a budget."""
     saved = open_policy(run, None)
-    style = from_run.trained_style(saved.config)
+    style = from_run.trained_style(resolve(saved.config).method)
     return (
         saved,
         style,
@@ -51,7 +51,7 @@ def asked(run, questions, budgets):
 def ours(run, questions, budgets):
     """Ids of each row's response, prompt left out, and the rollout they are from."""
     saved, style, tokenizer, _ = saved_policy(run)
-    limits = np.array([cap(saved.config) if b is None else b for b in budgets], np.int32)
+    limits = np.array([cap(saved.config.budget) if b is None else b for b in budgets], np.int32)
     told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
     path = saved.config.model.path
     rows = reading.load_policy(path)[0].vocab_size if path else 27

@@ -60,12 +60,12 @@ def run_of(config, tokenizer_and_size, grader=None):
 
     from bacr_jax.prompts.task_data import build_environment
 
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     style = format_for(config.data, declares_budget=method.declares_budget)
     environment = build_environment(resolve(config).task, *tokenizer_and_size, style=style)
     if grader is not None:
         environment = dataclasses.replace(environment, graders={environment.graded_by: grader})
-    policy = make_policy(config, method, tokenizer_and_size[1])
+    policy = make_policy(resolve(config).policy, method, tokenizer_and_size[1])
     run = make_run(config, environment, method, policy, config.train.steps)
     params = initial_params(jax.random.key(2), policy, None)
     return run, init_state(run, params, random_head(jax.random.key(3), policy))
@@ -85,7 +85,7 @@ def group_batch(
     """A batch that a method could be given, at random but for what is given."""
     rng = np.random.default_rng(seed)
     q, g = config.rollout.questions, config.rollout.group_size
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     budgets = jnp.asarray(rng.integers(config.budget.min, config.budget.max + 1, (q, g)), jnp.int32)
     cuts = method.cuts(jax.random.key(seed), budgets)
     by_answer = rng.integers(0, 2, (*cuts.shape, method.answers)).astype(np.float32)
@@ -114,7 +114,7 @@ def group_batch(
 
 def credit_of(config, **given):
     """Rewards, credit and next state of a method on a made-up batch, jitted as in the loop."""
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     shape = (config.rollout.questions, config.rollout.group_size)
     extra = {"declared": jnp.full(shape, 8), "declaration": jnp.full(shape, 2)}
     batch = group_batch(config, extra=extra, **given)

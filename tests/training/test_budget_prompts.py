@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Callbacks
@@ -56,7 +57,7 @@ WORDS = (
 @pytest.mark.parametrize("how", ["embedding", "prompt", "both", "none"])
 def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer, asked, how):
     config = load(tmp_path, "bacr-full", *WORDS, f"conditioning.budget_input={how}")
-    assert load_method(config).conditioned == (how in ("embedding", "both"))
+    assert load_method(resolve(config).method).conditioned == (how in ("embedding", "both"))
     run, state = run_of(config, tokenizer)
     assert ("budget" in state.train.policy) == (how in ("embedding", "both"))
     with pytest.raises(Stopped):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bacr_jax.config.resolve import selection_set
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.training.evaluations import Evaluations
@@ -39,7 +40,9 @@ def checkpoints():
 @pytest.fixture
 def evaluations(tmp_path, checkpoints):
     config = changed(eval={"every": 1, "holdout": 4})
-    return Evaluations(config, RunFolder(tmp_path, None), checkpoints)
+    return Evaluations(
+        selection_set(config.eval, config.data), RunFolder(tmp_path, None), checkpoints
+    )
 
 
 def test_the_best_checkpoint_is_kept_and_recorded(evaluations, checkpoints, tmp_path):

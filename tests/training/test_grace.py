@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.questions.ledger import ledger_tokenizer
 from bacr_jax.rewards import with_grace
@@ -21,7 +22,7 @@ from methods_world import Odd, group_batch, load, run_of
 
 def test_the_last_segment_goes_on_to_the_end_of_the_grace_window(tmp_path):
     config = load(tmp_path, "bacr-full", "budget.prior=fixed", "advantage.baseline=group")
-    method, batch = load_method(config), group_batch(config)
+    method, batch = load_method(resolve(config).method), group_batch(config)
     later = dataclasses.replace(batch, cuts=with_grace(batch.cuts, batch.budgets, 3))
     rows, cuts = batch.cuts.shape[0] * batch.cuts.shape[1], batch.cuts.shape[2]
     source = jnp.broadcast_to(jnp.arange(cuts, dtype=jnp.int32), (rows, cuts))
@@ -106,7 +107,10 @@ def test_a_token_of_the_grace_window_is_paid_under_the_optimal_token_baseline(tm
         "advantage.score_weighted=false", "cuts.count=1", "cuts.weights=last",
         "rollout.questions=1", "rollout.group_size=2",
     )  # fmt: skip
-    method, batch = load_method(config), group_batch(config, outcomes=np.array([[[1.0], [0.0]]]))
+    method, batch = (
+        load_method(resolve(config).method),
+        group_batch(config, outcomes=np.array([[[1.0], [0.0]]])),
+    )
     # Two traces of six tokens under a budget of four, alike in their scores.
     path = jnp.broadcast_to(jnp.arange(1.0, 7.0), (1, 2, 6))
     batch = dataclasses.replace(batch, cumulative_score_norm=path, cuts=jnp.full((1, 2, 1), 6))

@@ -13,14 +13,14 @@ def test_what_is_credited_is_a_mixture_and_the_rest_of_the_batch_stays(tmp_path)
     scores = {"correct": [1.0, 0.0], "mine.py:brief": [0.0, 1.0], "mine.py:formal": [0.5, 0.5]}
     scores = {name: np.reshape(x, (1, 2, 1, 1)) for name, x in scores.items()}
     batch = group_batch(config, outcomes=scores["correct"][..., 0], by_reward=scores)
-    paid = credited(config, batch)
+    paid = credited(config.reward, batch)
     # 3/4 + 0 + 1/16, and 0 + 1/8 + 1/16
     np.testing.assert_array_equal(paid.outcomes[..., 0], [[0.8125, 0.1875]])
     np.testing.assert_array_equal(paid.by_answer[..., 0], paid.outcomes)
     assert paid.by_reward is batch.by_reward and paid.lengths is batch.lengths
     # Correctness alone is the batch itself.
     alone = group_batch(config)
-    assert credited(config, alone) is alone
+    assert credited(config.reward, alone) is alone
 
 
 def test_an_answer_that_serves_several_places_is_flipped_at_all_of_them_or_at_none():

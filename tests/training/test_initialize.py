@@ -85,10 +85,10 @@ def warm(monkeypatch):
     """A warm-up that only measures what it would have trained."""
     seen = {}
 
-    def warm_up(config, policy, place, *, accuracy_of, **rest):
+    def warm_up(settings, fingerprint, policy, place, *, accuracy_of, **rest):
         plain = qwen2.init(jax.random.key(9), policy.learner.model)
         seen.update(place=place, plain=plain, accuracy=accuracy_of(plain))
-        seen.update(warmup_config=config, first_batch=rest["batches"](0, False))
+        seen.update(settings=settings, first_batch=rest["batches"](0, False))
         return plain
 
     def evaluate(decoder, environment, questions, key, **options):
@@ -130,7 +130,7 @@ def test_the_seed_of_a_warm_up_decides_its_batches_and_its_measurement(world, fo
         of = changed(run, warmup={"steps": 5, "seed": warmup_seed})
         of = dataclasses.replace(of, config=dataclasses.replace(of.config, seed=seed))
         _, state = initial_state(of, folder, Progress(enabled=False))
-        return warm["warmup_config"], warm["seed"], warm["first_batch"], state
+        return warm["settings"], warm["seed"], warm["first_batch"], state
 
     config, measured, batch, state = begun(7, None)
     same_config, same_measured, same_batch, other_state = begun(8, 7)
@@ -169,7 +169,10 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
 
 def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
     run, _ = world
-    assert initialize.shared_format_environment(run.config, run.environment) is run.environment
+    assert (
+        initialize.shared_format_environment(resolve(run.config).task, run.environment)
+        is run.environment
+    )
     here = run.environment
     own = build_environment(
         resolve(run.config).task,
@@ -177,7 +180,7 @@ def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
         here.vocab_size,
         style=FORMATS["ledger_budget"],
     )
-    shared = initialize.shared_format_environment(run.config, own)
+    shared = initialize.shared_format_environment(resolve(run.config).task, own)
     assert shared.style is FORMATS["ledger"]
     assert shared.train.set.questions == own.train.set.questions
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.training.logging import (
     Clock,
@@ -80,7 +81,9 @@ def test_scores_that_rewards_failed_to_give_befall_the_process():
 
 def test_every_group_has_a_location_a_rate_and_a_weight(tmp_path):
     schedule = init_curriculum(4, mu0=(4.0, 6.0, 8.0, 12.0))
-    metrics = schedule_metrics(schedule, jnp.array([0.5, 0.25, 0.25, 0.0]), config=load(tmp_path))
+    metrics = schedule_metrics(
+        schedule, jnp.array([0.5, 0.25, 0.25, 0.0]), settings=resolve(load(tmp_path)).method
+    )
     assert metrics["curriculum/mu_0"] == 4 and metrics["curriculum/mu_3"] == 12
     assert metrics["curriculum/pass_rate_1"] == metrics["curriculum/weight_0"] == 0.5
     assert metrics["curriculum/weight_3"] == 0

@@ -42,7 +42,7 @@ class Recorder(MetricsWriter):
 
 def shown(folder, again=False):
     metrics = Recorder()
-    publish(RunFolder(folder, None), Config(), metrics, 12, again=again)
+    publish(RunFolder(folder, None), metrics, 12, report=True, again=again)
     assert metrics.closed
     return metrics.given
 
@@ -96,7 +96,7 @@ def summary(closed, lenient, strict, mode="greedy"):
 
 
 def test_a_policy_in_good_form_gets_one_line():
-    lines = list(format_lines(summary(0.98, 0.5, 0.48), "train_holdout", Config()))
+    lines = list(format_lines(summary(0.98, 0.5, 0.48), "train_holdout", 128))
     assert lines == [
         "format of the starting policy (train_holdout (validation, not a test set), 64 questions, "
         "greedy, budget 64): 2.0% of the answers were never closed, 2.0% are right by the lenient "
@@ -105,10 +105,10 @@ def test_a_policy_in_good_form_gets_one_line():
 
 
 def test_failures_of_form_get_advice():
-    unclosed = list(format_lines(summary(0.5, 0.4, 0.4), "x", Config()))
+    unclosed = list(format_lines(summary(0.5, 0.4, 0.4), "x", 128))
     assert len(unclosed) == 2
     assert "rollout.answer_tokens=128" in unclosed[1] and "--show-prompts" in unclosed[1]
-    lenient = list(format_lines(summary(1.0, 0.4, 0.1), "x", Config()))
+    lenient = list(format_lines(summary(1.0, 0.4, 0.1), "x", 128))
     assert len(lenient) == 2
     assert "30.0% are right by the lenient rules alone" in lenient[0]
     assert "data.prompt_format" in lenient[1]
@@ -126,7 +126,12 @@ class Grader:
 
 def test_it_is_said_once_and_can_be_switched_off():
     notes = lambda config, when: list(
-        evaluation_notes(config, (), {"when": when, "sets": {"a": summary(1, 1, 1)}})
+        evaluation_notes(
+            (),
+            {"when": when, "sets": {"a": summary(1, 1, 1)}},
+            format_report=config.output.format_report,
+            answer_tokens=128,
+        )
     )
     assert len(notes(Config(), "before")) == 1
     assert notes(Config(), "during") == []
@@ -141,7 +146,8 @@ def test_answers_that_a_verifier_gave_no_score_are_said_each_time():
     grader = Grader(graded=20, failed=5, **failed)
     counted = {"graded": 10, "failed": 2, "failed_late": 2}
     record = {"when": "during", "sets": {}}
-    assert list(evaluation_notes(Config(), failures(grader, counted), record)) == [
+    failed = failures(grader, counted)
+    assert list(evaluation_notes(failed, record, format_report=True, answer_tokens=128)) == [
         "WARNING: the verifier gave no score to 3 of 10 answers, which count as 0: 3 got NaN (the "
         "last: it returned None)"
     ]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.learner import train_step
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
@@ -107,7 +108,7 @@ def test_a_broken_value_head_is_named_and_never_saved(train, tmp_path, monkeypat
 def test_what_is_no_number_leaves_the_moments_as_they_were(tmp_path, what):
     """Rewards are finite in two of three: one bad value or score would stay in a running mean."""
     config = load(tmp_path, "bacr-weighted", "budget.choices=[8, 12]")
-    method, batch = load_method(config), group_batch(config)
+    method, batch = load_method(resolve(config).method), group_batch(config)
     state = method.init_state(64)
     rewards, values = method.rewards(state, batch), jnp.full(batch.outcomes.shape, 0.5)
     state = stages.update_method(state, batch, rewards, values, method=method)

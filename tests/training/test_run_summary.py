@@ -11,6 +11,7 @@ import pytest
 
 from bacr_jax import generate, train
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import preset
 from bacr_jax.parallel.compile_cache import CacheFolder
@@ -43,9 +44,9 @@ def environment():
 
 def facts_of(environment, *overrides, folder=Path("runs/quickstart")):
     config = config_io.load(["quickstart"], [*SMALL, *overrides])
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     return RunFacts(
-        config, folder, method, model_shape(config, environment.vocab_size), environment
+        config, folder, method, model_shape(config.model, environment.vocab_size), environment
     )
 
 
@@ -137,15 +138,17 @@ def test_several_devices_have_their_mesh(monkeypatch):
     devices = [SimpleNamespace(device_kind="NVIDIA H100", platform="gpu")] * 8
     monkeypatch.setattr(jax, "devices", lambda: devices)
     config = config_io.load([], [])
-    text = devices_text(config, MeshShape(2, 4, 1, 1))
+    text = devices_text(config.model.compute_dtype, MeshShape(2, 4, 1, 1))
     assert text == "8 x NVIDIA H100; data 2, fsdp 4, tensor 1; computes in bfloat16"
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert "tensor 1; 2 processes; computes" in devices_text(config, MeshShape(2, 4, 1, 1))
+    assert "tensor 1; 2 processes; computes" in devices_text(
+        config.model.compute_dtype, MeshShape(2, 4, 1, 1)
+    )
     monkeypatch.undo()
     one = [SimpleNamespace(device_kind="cpu", platform="cpu")]
     monkeypatch.setattr(jax, "devices", lambda: one)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    text = devices_text(config_io.load(["quickstart"]), MeshShape(1, 1, 1, 1))
+    text = devices_text(config_io.load(["quickstart"]).model.compute_dtype, MeshShape(1, 1, 1, 1))
     assert text == "1 CPU with 2 cores; computes in float32"
 
 
@@ -157,7 +160,7 @@ class TestNext:
         folder = Path("runs/quickstart")
         folder.mkdir(parents=True)
         write_config(RunPaths(folder).config, config)
-        return config, folder
+        return resolve(config).method, config.warmup, folder
 
     def test_the_commands_are_typed_out(self, run):
         assert list(next_lines(*run, "7a1")) == [
@@ -183,8 +186,8 @@ class TestNext:
         assert list(next_lines(*run, "What's 1+1?"))[1].endswith("""'What'"'"'s 1+1?'""")
 
     def test_without_another_method_for_this_config_the_other_run_is_a_placeholder(self, run):
-        config, folder = run
+        *_, folder = run
         RunPaths(folder).config.write_text("seed: x\n")
-        assert list(next_lines(config, folder, "7a1"))[2:] == [
+        assert list(next_lines(*run, "7a1"))[2:] == [
             "compare  bacr report --run runs/quickstart --run OTHER_RUN"
         ]

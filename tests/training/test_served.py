@@ -10,6 +10,7 @@ import pytest
 
 from bacr_client import Server
 from bacr_jax.config.checks import check
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.learner.scoring import response_logprobs
 from bacr_jax.methods.registry import make_method
@@ -144,6 +145,11 @@ def test_servers_may_differ_by_as_much_as_the_learner_rounds(tmp_path, rounded, 
     assert (fleet.dtype, fleet.bound) == ("float32", bound)
 
 
+def largest_mismatch(config):
+    sections = (config.model, config.rollout, config.loss)
+    return served.largest_mismatch(*sections, config.train.minibatches)
+
+
 @pytest.mark.parametrize(
     ("overrides", "largest"),
     [
@@ -159,8 +165,8 @@ def test_servers_may_differ_by_as_much_as_the_learner_rounds(tmp_path, rounded, 
 def test_a_step_may_differ_by_as_much_as_the_probe(tmp_path, overrides, largest):
     servers = ["rollout.engine=vllm", "rollout.urls=[http://one:1]"]
     config = load(tmp_path, "bacr-robust", *servers, "model.product_dtype=null", *overrides)
-    assert served.largest_mismatch(config) == largest
-    assert served.largest_mismatch(load(tmp_path, "bacr-robust")) == 0.1
+    assert largest_mismatch(config) == largest
+    assert largest_mismatch(load(tmp_path, "bacr-robust")) == 0.1
 
 
 def test_every_push_is_checked_by_other_questions_and_budgets(served_run):
@@ -242,7 +248,7 @@ def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
     own.write_text("from bacr_jax.methods.dapo import make\n")
     config = load(tmp_path, None, *ahead, f"method={own}", "dapo.dynamic_sampling=true")
     with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides after grading"):
-        make_method(config)
+        make_method(resolve(config).method)
 
 
 def test_settings_that_contradict_each_other(tmp_path):

@@ -26,7 +26,7 @@ def lessons_of(tmp_path_factory):
         config = load(tmp_path_factory.mktemp("run"), None, *SETTINGS, *more)
         tokenizer = own_tokenizer(config.data)
         environment = build_environment(resolve(config).task, tokenizer, len(tokenizer))
-        return SftBatches(config, environment), tokenizer
+        return SftBatches(resolve(config).warmup, environment), tokenizer
 
     return make
 
@@ -120,9 +120,9 @@ def table_lessons(tmp_path, rows, kind, tokens, *more):
     model = ("model.tokenizer=here", "warmup.steps=10", "warmup.batch_tokens=2000")
     config = load(tmp_path, None, *settings, *model, *more)
     tokenizer = small(tokens)
-    return SftBatches(
-        config, build_environment(resolve(config).task, tokenizer, len(tokenizer))
-    ), tokenizer
+    settings = resolve(config)
+    environment = build_environment(settings.task, tokenizer, len(tokenizer))
+    return SftBatches(settings.warmup, environment), tokenizer
 
 
 @pytest.mark.parametrize(

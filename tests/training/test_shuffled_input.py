@@ -9,6 +9,7 @@ import pytest
 
 from bacr_jax import train
 from bacr_jax.config import checks
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.training.dynamic_sampling import BatchPlan, with_shuffled_input
@@ -84,4 +85,4 @@ def test_a_policy_without_input_is_refused(tmp_path):
 def test_methods_that_read_one_budget_a_trace_are_refused(tmp_path, override, message):
     settings = small_config(tmp_path, "", SHUFFLED, override)
     with pytest.raises(UserError, match=message):
-        load_method(settings)
+        load_method(resolve(settings).method)

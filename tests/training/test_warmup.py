@@ -63,7 +63,8 @@ def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monke
             theirs.close()
 
     read = inspect.unwrap(warmup.warm_up)(
-        load(tmp_path, None, "warmup.steps=10"),
+        resolve(load(tmp_path, None, "warmup.steps=10")).warmup,
+        "fingerprint",
         SimpleNamespace(learner=SPEC, blank=lambda _: None),
         folder,
         **dict.fromkeys(("batches", "styles", "accuracy_of", "on_progress")),
@@ -77,7 +78,8 @@ class Run(warmup.WarmUp):
     """A warm-up whose style gains .1 every 25 steps, and .2 while the rate falls."""
 
     def __init__(self, config):
-        self.config, self.params, self.journal = config, np.zeros(()), []
+        self.settings = resolve(config).warmup
+        self.params, self.journal = np.zeros(()), []
         self.step = self.planned = self.measurements = 0
 
     def advance(self, steps, rate, practice=False):
@@ -114,7 +116,8 @@ class Practised(warmup.WarmUp):
     """A warm-up that is right at length at once, and briefly after so many rounds of practice."""
 
     def __init__(self, config, rounds, at_length=1.0):
-        self.config, self.params, self.journal = config, None, []
+        self.settings = resolve(config).warmup
+        self.params, self.journal = None, []
         self.step = self.planned = self.measurements = self.practised = 0
         self.rounds, self.at_length = rounds, at_length
 
@@ -202,7 +205,7 @@ def test_one_step_is_under_way_at_a_time_and_a_slow_one_is_shown(monkeypatch, se
     monkeypatch.setattr(warmup, "supervised_step", supervised_step)
     monkeypatch.setattr(warmup, "SHOW_SECONDS", seconds)
     run = warmup.WarmUp(
-        config=Config(),
+        settings=resolve(Config()).warmup,
         batches=lambda step, practice: (None, None),
         spec=SPEC,
         tx=None,

@@ -7,14 +7,15 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.runs.checkpoint import Checkpoints, read_part
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.training.warmup import prompt_budgets
 from bacr_jax.training.warmup_folder import (
     check_warmup,
     save_warmup,
     warmup_fingerprint,
-    warmup_prompt_budgets,
 )
 from methods_world import load
 
@@ -35,7 +36,8 @@ STYLED = ("data.ledger.variant=tradeoff", "warmup.style=at_once", "warmup.steps=
     ],
 )
 def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
-    found = warmup_prompt_budgets(load(tmp_path, None, *settings))
+    warmup = resolve(load(tmp_path, None, *settings)).warmup
+    found = prompt_budgets(warmup)
     assert (None if found is None else found.tolist()) == budgets
 
 
@@ -91,12 +93,12 @@ def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, file
         path.write_text(text.replace("OWN", own))
     run = RunPaths(tmp_path / "run")
     if says is None:
-        return check_warmup(config, run)
+        return check_warmup(config.warmup, warmup_fingerprint(config), run)
     with pytest.raises(UserError, match=f"{tmp_path}/warm.*{says}"):
-        check_warmup(config, run)
+        check_warmup(config.warmup, warmup_fingerprint(config), run)
     # A run that has begun does without it.
     (run.checkpoints / "3").mkdir(parents=True)
-    return check_warmup(config, run)
+    return check_warmup(config.warmup, warmup_fingerprint(config), run)
 
 
 def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
@@ -105,6 +107,6 @@ def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
     theirs = Checkpoints(paths.weights, keep=1)
     theirs.save(3, {"w": np.zeros(2, np.float32)}, {})
     theirs.close()
-    save_warmup(config, paths, 3, {"w": np.ones(2, np.float32)}, {})
+    save_warmup(warmup_fingerprint(config), paths, 3, {"w": np.ones(2, np.float32)}, {})
     assert read_part(paths.weights / "3" / "state", "w").tolist() == [1, 1]
     assert json.loads(paths.identity.read_text())["steps"] == 3

@@ -4,10 +4,10 @@
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from bacr_jax.config.method_settings import BudgetConfig
-from bacr_jax.config.resolve import builtin_vocab, drawn, level_problems
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 
@@ -22,12 +22,19 @@ PRESETS = {
     **dict.fromkeys([*_R1, "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"], 131072),
     "smollm2-135m": 8192,
 }
+# Allowed names of budgets in `budget.levels`.
+_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def budget_problems(config: Config) -> Iterator[str]:
+def budget_problems(config: Config, vocab: str | None, choices: tuple[int, ...]) -> Iterator[str]:
     """Yields an error message for each conflict between settings of budgets.
 
     The settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
+
+    Args:
+      config: the config to check.
+      vocab: name of the built-in tokenizer, or None.
+      choices: budgets from which `budget.prior=choices` samples.
     """
     budget = config.budget
     cuts = config.cuts
@@ -38,17 +45,17 @@ def budget_problems(config: Config) -> Iterator[str]:
             f"{budget.max}"
         )
     if budget.prior == "choices":
-        yield from _choices(config)
-    yield from level_problems(config)
+        yield from _choices(budget, choices, config.eval.budgets)
+    yield from level_problems(budget)
     if budget.shuffle_input and config.conditioning.budget_input == "none":
         yield (
             "budget.shuffle_input=true: the policy does not get the budget as an input; set "
             "conditioning.budget_input=embedding, or budget.shuffle_input=false"
         )
     yield from _stages(budget)
-    if budget.grace and builtin_vocab(config.data):
+    if budget.grace and vocab:
         yield (
-            f"budget.grace={budget.grace}: tokens of {builtin_vocab(config.data)} have no line "
+            f"budget.grace={budget.grace}: tokens of {vocab} have no line "
             "break at which thinking could end; set it to 0"
         )
     if cuts.count > budget.min:
@@ -92,6 +99,21 @@ def budget_problems(config: Config) -> Iterator[str]:
         )
 
 
+def level_problems(budget: BudgetConfig) -> Iterator[str]:
+    """Yields an error message for each invalid name in `budget.levels`.
+
+    `budget.levels` maps names such as `low` to budgets in tokens. A name must start with a letter
+    and must not be `none`, so that it can't be confused with a number or with the word for no
+    budget.
+    """
+    for name in budget.levels:
+        if not _LEVEL.fullmatch(name) or name == "none":
+            yield (
+                f"budget.levels: found the name {name!r}; use a letter followed by letters, "
+                "digits, - and _, and not none"
+            )
+
+
 def _stages(budget: BudgetConfig) -> Iterator[str]:
     """Yields an error message if a stage of `budget.stages` has only budgets below `budget.min`."""
     for fraction in budget.stages:
@@ -106,17 +128,17 @@ def _stages(budget: BudgetConfig) -> Iterator[str]:
             return
 
 
-def _choices(config: Config) -> Iterator[str]:
+def _choices(
+    budget: BudgetConfig, choices: tuple[int, ...], evaluated: Sequence[int]
+) -> Iterator[str]:
     """Yields an error message if the list of budgets for `budget.prior=choices` is invalid.
 
     The budgets must be between `budget.min` and `budget.max`, unique and in increasing order.
     """
-    budget = config.budget
-    choices = drawn(config)
     rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
     # Either mistake leaves no budget to choose from and has an error message of its own.
-    if budget.min > budget.max or not (budget.choices or config.eval.budgets):
+    if budget.min > budget.max or not (budget.choices or evaluated):
         return
     if not rising:
         yield (

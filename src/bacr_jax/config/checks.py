@@ -12,21 +12,36 @@ from typing import Any
 
 from bacr_client.server import is_address
 from bacr_grading.verifier_spec import grader_problem
-from bacr_jax.config.budget_checks import PRESETS, budget_problems
-from bacr_jax.config.fields import inside, range_text, walk
-from bacr_jax.config.method_settings import ConditioningConfig, LossConfig
+from bacr_jax.config.budget_checks import PRESETS, budget_problems, level_problems
+from bacr_jax.config.fields import Key, inside, range_text, walk
+from bacr_jax.config.method_settings import (
+    BudgetConfig,
+    ConditioningConfig,
+    DistillConfig,
+    LossConfig,
+    RewardConfig,
+    ValueConfig,
+)
 from bacr_jax.config.resolve import (
     CORRECT,
     adapter_problems,
-    builtin_vocab,
     function_name,
-    level_problems,
     mixture,
-    reward_shares,
     samples_problems,
     selection_problems,
 )
-from bacr_jax.config.schema import Config, WarmupConfig
+from bacr_jax.config.schema import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainConfig,
+    WarmupConfig,
+)
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
@@ -51,8 +66,8 @@ _MOST_CUTS = 256
 # String settings that may be empty.
 _TEXTS = ("data.system_prompt", "data.template_variables")
 
-# A function that validates a config and yields one error message per problem.
-Finder = Callable[[Config], Iterator[str]]
+# A function that validates the settings of a method and yields one error message per problem.
+Finder = Callable[[MethodSettings], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
@@ -62,9 +77,9 @@ def _items(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _out_of_range(config: Config) -> Iterator[str]:
+def _out_of_range(settings: Mapping[str, Key]) -> Iterator[str]:
     """Yields an error message for each setting with a number outside its bounds."""
-    for name, key in walk(config):
+    for name, key in settings.items():
         if key.bounds is None:
             continue
         # Some keys also accept strings or null, which have no range.
@@ -74,30 +89,30 @@ def _out_of_range(config: Config) -> Iterator[str]:
             yield f"{name}: found {written(outside[0])}; it must be {range_text(key.bounds)}"
 
 
-def _blank_texts(config: Config) -> Iterator[str]:
+def _blank_texts(settings: Mapping[str, Key]) -> Iterator[str]:
     """Yields an error message for each string setting that is blank but must not be."""
-    for name, key in walk(config):
+    for name, key in settings.items():
         blank = any(isinstance(item, str) and not item.strip() for item in _items(key.value))
         if blank and name not in _TEXTS:
             yield f"{name}: the text is blank; use a name"
 
 
-def _grader(config: Config) -> Iterator[str]:
+def _grader(grader: str | None, data: DataConfig) -> Iterator[str]:
     """Yields an error message for each problem of `grader` and `data.answers`."""
-    if config.grader is not None and config.grader.strip():
-        yield from filter(None, [grader_problem(config.grader)])
-    if config.data.answers == "verbatim" and config.grader is None:
+    if grader is not None and grader.strip():
+        yield from filter(None, [grader_problem(grader)])
+    if data.answers == "verbatim" and grader is None:
         yield (
             "data.answers=verbatim: the built-in rules compare parsed answers; set "
             "data.answers=parsed, or grader=FILE.py:function"
         )
-    if config.data.answers == "verbatim" and config.data.train == "ledger":
+    if data.answers == "verbatim" and data.train == "ledger":
         yield "data.answers=verbatim: the ledger generates its answers; set data.answers=parsed"
 
 
-def _rewards(config: Config) -> Iterator[str]:
-    """Yields an error message for each problem of the section `reward`."""
-    weights = config.reward.weights
+def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]:
+    """Yields an error message for each problem of the section `reward` and its shares."""
+    weights = reward.weights
     if weights and CORRECT not in weights:
         yield (
             f"reward.weights: found {written(weights)}, but accuracy and pass rates are computed "
@@ -114,13 +129,13 @@ def _rewards(config: Config) -> Iterator[str]:
             f"reward.weights: two rewards have the name {repeated[0]!r}, but metrics are named "
             "after them; use functions with different names"
         )
-    if config.reward.normalize_each and not reward_shares(config.reward):
+    if reward.normalize_each and not shares:
         yield "reward.normalize_each=true: reward.weights has one reward; add one, or use false"
 
 
-def _words(config: Config) -> Iterator[str]:
+def _words(conditioning: ConditioningConfig) -> Iterator[str]:
     """Yields an error message unless `conditioning.prompt_text` has one `{budget}` in it."""
-    words = config.conditioning.prompt_text
+    words = conditioning.prompt_text
     if words.count(BUDGET) != 1:
         yield (
             f"conditioning.prompt_text: found {shown(words)}; use a sentence that contains "
@@ -128,9 +143,9 @@ def _words(config: Config) -> Iterator[str]:
         )
 
 
-def _prompt_date(config: Config) -> Iterator[str]:
+def _prompt_date(data: DataConfig) -> Iterator[str]:
     """Yields an error message if `data.prompt_date` is not a date."""
-    date = config.data.prompt_date
+    date = data.prompt_date
     if date is None:
         return
     try:
@@ -141,9 +156,8 @@ def _prompt_date(config: Config) -> Iterator[str]:
         yield f"data.prompt_date: found {shown(date)}; use a date such as '2026-11-28', or null"
 
 
-def _arithmetic(config: Config) -> Iterator[str]:
+def _arithmetic(model: ModelConfig, rollout: RolloutConfig) -> Iterator[str]:
     """Yields an error message for each dtype that a kernel or another dtype setting excludes."""
-    model = config.model
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
             f"model.product_dtype={model.product_dtype} needs a model that computes in float32, "
@@ -152,7 +166,7 @@ def _arithmetic(config: Config) -> Iterator[str]:
         )
     for key, attention in {
         "model.attention": model.attention,
-        "rollout.attention": config.rollout.attention,
+        "rollout.attention": rollout.attention,
     }.items():
         if attention == "cudnn" and model.compute_dtype != "bfloat16":
             yield (
@@ -162,19 +176,17 @@ def _arithmetic(config: Config) -> Iterator[str]:
             )
 
 
-def _model(config: Config) -> Iterator[str]:
+def _model(model: ModelConfig, rollout: RolloutConfig, mesh: MeshConfig) -> Iterator[str]:
     """Yields an error message for each problem of the sections `model` and `mesh`."""
-    model = config.model
-    mesh = config.mesh
     if model.preset not in (*PRESETS, "custom"):
         near = difflib.get_close_matches(model.preset.lower(), PRESETS, n=1, cutoff=0.4)
         yield (
             f"model.preset: found {model.preset!r}; use {near[0] if near else 'custom'} "
             f"(possible: custom, {', '.join(PRESETS)})"
         )
-    yield from _arithmetic(config)
+    yield from _arithmetic(model, rollout)
     if model.preset == "custom" and model.path is None:
-        yield from _custom_shape(config)
+        yield from _custom_shape(model)
         if model.num_kv_heads % mesh.tensor:
             yield (
                 f"mesh.tensor={mesh.tensor} does not divide "
@@ -185,9 +197,8 @@ def _model(config: Config) -> Iterator[str]:
         yield "mesh.fsdp: found 0; set it to a number of shards, or to -1 for all remaining devices"
 
 
-def _custom_shape(config: Config) -> Iterator[str]:
+def _custom_shape(model: ModelConfig) -> Iterator[str]:
     """Yields an error message for each inconsistent size of a custom architecture."""
-    model = config.model
     heads = model.num_heads
     kv_heads = model.num_kv_heads
     width = model.hidden_size
@@ -215,10 +226,8 @@ def _custom_shape(config: Config) -> Iterator[str]:
         )
 
 
-def _sources(config: Config) -> Iterator[str]:
+def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message for each problem of the data sets and their tokenizer."""
-    data = config.data
-    model = config.model
     if not data.eval:
         yield "data.eval: the list is empty; use at least one set, such as [ledger]"
     trained = [name for _, name in mixture(data.train)]
@@ -252,11 +261,10 @@ def _sources(config: Config) -> Iterator[str]:
             + ("[ledger]" if procedural else "sets in natural language only")
         )
     setting_of = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
-    tokens = builtin_vocab(data)
-    if tokens and (model.path or model.tokenizer):
+    if vocab and (model.path or model.tokenizer):
         key = "model.path" if model.path else "model.tokenizer"
-        yield f"{key}: {setting_of[tokens]} has its own small model and tokenizer; set it to null"
-    if not tokens and not (model.path or model.tokenizer):
+        yield f"{key}: {setting_of[vocab]} has its own small model and tokenizer; set it to null"
+    if not vocab and not (model.path or model.tokenizer):
         yield (
             f"model.path is null, but data.train={written(data.train)} needs a tokenizer; set it "
             "to a Hugging Face folder (or set model.tokenizer, for a random model; or "
@@ -264,9 +272,8 @@ def _sources(config: Config) -> Iterator[str]:
         )
 
 
-def _groups(config: Config) -> Iterator[str]:
+def _groups(data: DataConfig, conditioning: ConditioningConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message for each problem of the difficulty groups and their levels."""
-    data = config.data
     procedural = data.train == "ledger"
     if data.groups == "level" and data.num_groups > NUM_LEVELS:
         yield (
@@ -293,17 +300,16 @@ def _groups(config: Config) -> Iterator[str]:
         )
     if procedural and data.prompt_format != "auto":
         yield f"data.prompt_format={data.prompt_format}: the ledger has its own format; use auto"
-    if builtin_vocab(data) and config.conditioning.prompt_text != ConditioningConfig().prompt_text:
+    if vocab and conditioning.prompt_text != ConditioningConfig().prompt_text:
         yield (
             "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out"
         )
 
 
-def _warmup_of_pretrained(config: Config) -> Iterator[str]:
+def _scratch_defaults(warmup: WarmupConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message if defaults for a model from scratch warm up a pretrained model."""
-    warmup = config.warmup
     # A set with its own tokens has no pretrained model, which another check reports.
-    if not warmup.steps or not config.model.path or builtin_vocab(config.data):
+    if not warmup.steps or not model.path or vocab:
         return
     names = [
         name for name in _FROM_SCRATCH if getattr(warmup, name) == getattr(WarmupConfig(), name)
@@ -314,17 +320,14 @@ def _warmup_of_pretrained(config: Config) -> Iterator[str]:
         plural = len(names) > 1
         yield (
             f"{defaults} {'are defaults' if plural else 'is a default'} for a small model made "
-            f"from scratch, not for model.path={config.model.path}; set {others}, or other values "
+            f"from scratch, not for model.path={model.path}; set {others}, or other values "
             "that suit the model (with accuracies of 0, the number of steps is fixed)"
         )
 
 
-def _warmup(config: Config) -> Iterator[str]:
+def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
     """Yields an error message for each problem of the supervised warm-up."""
-    data = config.data
-    warmup = config.warmup
     procedural = data.train == "ledger"
-    yield from _warmup_of_pretrained(config)
     if warmup.steps and data.prompt_format == "boxed":
         yield (
             "data.prompt_format=boxed has no closing tag, which the warm-up needs; set "
@@ -360,10 +363,8 @@ def _warmup(config: Config) -> Iterator[str]:
         yield f"warmup.style_accuracy: found {written(band)}; use [low, high]"
 
 
-def _batches(config: Config) -> Iterator[str]:
+def _batches(rollout: RolloutConfig, train: TrainConfig, budget: BudgetConfig) -> Iterator[str]:
     """Yields an error message for each problem of the batch and micro-batch sizes."""
-    rollout = config.rollout
-    train = config.train
     if rollout.questions % train.minibatches:
         yield (
             f"train.minibatches={train.minibatches} does not divide "
@@ -385,11 +386,11 @@ def _batches(config: Config) -> Iterator[str]:
             "them to null"
         )
     # Assumes a prompt of one token, because the questions have not been read yet.
-    shortest = 1 + config.budget.max + config.budget.grace + rollout.answer_tokens
+    shortest = 1 + budget.max + budget.grace + rollout.answer_tokens
     if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
         yield (
             f"train.micro_batch_tokens={train.micro_batch_tokens}: a row with "
-            f"budget.max={config.budget.max} and rollout.answer_tokens={rollout.answer_tokens} "
+            f"budget.max={budget.max} and rollout.answer_tokens={rollout.answer_tokens} "
             f"may have {shortest} tokens and more; set a larger number, or null"
         )
     if train.padding_free and train.micro_batch_tokens is None:
@@ -399,9 +400,8 @@ def _batches(config: Config) -> Iterator[str]:
         )
 
 
-def _servers(config: Config) -> Iterator[str]:
+def _servers(rollout: RolloutConfig) -> Iterator[str]:
     """Yields an error message if the vLLM servers do not match `rollout.engine`."""
-    rollout = config.rollout
     if rollout.engine == "vllm" and not rollout.urls:
         yield "rollout.urls=[]: rollout.engine=vllm needs servers; set it to [http://HOST:PORT]"
     wrong = [url for url in rollout.urls if not is_address(url)]
@@ -414,14 +414,12 @@ def _servers(config: Config) -> Iterator[str]:
         )
 
 
-def _ahead(config: Config) -> Iterator[str]:
+def _ahead(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iterator[str]:
     """Yields an error message for each setting that conflicts with `rollout.async_steps=1`."""
-    rollout = config.rollout
-    loss = config.loss
     if not rollout.async_steps:
         return
     for name in ("undo_closed_answers", "undo_filled_budgets"):
-        bound = getattr(config.train, name)
+        bound = getattr(train, name)
         if bound is not None:
             yield (
                 f"train.{name}={written(bound)}: with rollout.async_steps=1 the next batch is "
@@ -441,11 +439,11 @@ def _ahead(config: Config) -> Iterator[str]:
         )
 
 
-def _loss(config: Config) -> Iterator[str]:
+def _loss(
+    loss: LossConfig, value: ValueConfig, optimizer: OptimizerConfig, distill: DistillConfig
+) -> Iterator[str]:
     """Yields an error message for each conflict between settings of the loss."""
-    loss = config.loss
-    value = config.value
-    if config.optimizer.single_rate and value.inner_steps:
+    if optimizer.single_rate and value.inner_steps:
         yield (
             f"value.inner_steps={value.inner_steps}: these steps update only the head, but "
             "optimizer.single_rate=true has one joint step for all parameters; set "
@@ -459,9 +457,9 @@ def _loss(config: Config) -> Iterator[str]:
             "loss.old_logprobs=learner"
         )
     yield from _sequence_cap(loss)
-    if config.distill.teacher is not None and config.distill.coef == 0.0:
+    if distill.teacher is not None and distill.coef == 0.0:
         yield (
-            f"distill.teacher={shown(config.distill.teacher, quote=False)} has no effect with "
+            f"distill.teacher={shown(distill.teacher, quote=False)} has no effect with "
             "distill.coef=0; set distill.coef=1, or distill.teacher=null"
         )
     if loss.ratio != "sequence":
@@ -478,10 +476,6 @@ def _loss(config: Config) -> Iterator[str]:
             "loss.ratio=sequence has one weight per row; set loss.importance_cap=null, or "
             "loss.ratio=token"
         )
-
-
-def _selection(config: Config) -> Iterator[str]:
-    yield from selection_problems(config.eval, config.data)
 
 
 def _sequence_cap(loss: LossConfig) -> Iterator[str]:
@@ -501,18 +495,18 @@ def _sequence_cap(loss: LossConfig) -> Iterator[str]:
         )
 
 
-def dense_problems(config: Config, key: str = "eval.cut_every=") -> Iterator[str]:
+def dense_problems(evaluation: EvalConfig, key: str = "eval.cut_every=") -> Iterator[str]:
     """Yields an error message if `eval.cut_every` gives no truncation points or too many.
 
     An evaluation with `eval.cut_every` truncates each trace at every multiple of this number of
     tokens (a cut) and samples an answer at each cut.
 
     Args:
-      config: the config to check.
+      evaluation: section `eval` of the config.
       key: the key or option that set the value, with a trailing `=`. The message starts with it.
     """
-    every = config.eval.cut_every
-    largest = max(config.eval.budgets, default=0)
+    every = evaluation.cut_every
+    largest = max(evaluation.budgets, default=0)
     if every is None:
         return
     if every >= largest:
@@ -528,28 +522,6 @@ def dense_problems(config: Config, key: str = "eval.cut_every=") -> Iterator[str
         )
 
 
-_GENERAL: tuple[Finder, ...] = (
-    _blank_texts,
-    _grader,
-    _rewards,
-    _words,
-    _prompt_date,
-    _model,
-    adapter_problems,
-    _sources,
-    _groups,
-    _warmup,
-    budget_problems,
-    _batches,
-    _servers,
-    _ahead,
-    _loss,
-    _selection,
-    samples_problems,
-    dense_problems,
-)
-
-
 def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     """Yields a one-line error message for every problem of a config.
 
@@ -560,12 +532,36 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
       config: the config to check.
       also: an additional check, usually of the training method's settings.
     """
-    out_of_range = list(_out_of_range(config))
+    settings = dict(walk(config))
+    out_of_range = list(_out_of_range(settings))
     yield from out_of_range
     if out_of_range:
         return
-    for find in (*_GENERAL, *filter(None, [also])):
-        yield from find(config)
+    resolved = resolve(config)
+    vocab = resolved.task.builtin_vocab
+    model = config.model
+    data = config.data
+    yield from _blank_texts(settings)
+    yield from _grader(config.grader, data)
+    yield from _rewards(config.reward, resolved.method.reward_shares)
+    yield from _words(config.conditioning)
+    yield from _prompt_date(data)
+    yield from _model(model, config.rollout, config.mesh)
+    yield from adapter_problems(config.adapter, model)
+    yield from _sources(data, model, vocab)
+    yield from _groups(data, config.conditioning, vocab)
+    yield from _scratch_defaults(config.warmup, model, vocab)
+    yield from _warmup(config.warmup, data)
+    yield from budget_problems(config, vocab, resolved.method.budget_choices)
+    yield from _batches(config.rollout, config.train, config.budget)
+    yield from _servers(config.rollout)
+    yield from _ahead(config.rollout, config.loss, config.train)
+    yield from _loss(config.loss, config.value, config.optimizer, config.distill)
+    yield from selection_problems(config.eval, data)
+    yield from samples_problems(config.eval, data)
+    yield from dense_problems(config.eval)
+    if also is not None:
+        yield from also(resolved.method)
 
 
 def check_ranges(config: Config) -> None:
@@ -578,9 +574,14 @@ def check_ranges(config: Config) -> None:
     Raises:
       UserError: if a check fails. The error contains the first problem.
     """
-    for find in (_out_of_range, _words, _prompt_date, level_problems, _arithmetic):
-        for problem in find(config):
-            raise UserError(problem)
+    for problem in (
+        *_out_of_range(dict(walk(config))),
+        *_words(config.conditioning),
+        *_prompt_date(config.data),
+        *level_problems(config.budget),
+        *_arithmetic(config.model, config.rollout),
+    ):
+        raise UserError(problem)
 
 
 def check(config: Config, *, also: Finder | None = None) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import io as config_io
-from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import OVERLAYS, names, root
 from bacr_jax.config.values import written
 
@@ -41,17 +40,19 @@ class Preset:
         return f"{self.name} with {count} change{'s' if count > 1 else ''}"
 
 
-def preset_of(config: Config) -> Preset | None:
+def preset_of(values: Mapping[str, Any]) -> Preset | None:
     """Returns the preset that a config follows; None if it follows none.
 
     Of several presets, the one with the fewest differences is returned, and of these the one that
     sets the most keys.
+
+    Args:
+      values: values of the config, by dotted key.
     """
-    values = config_io.flatten(config)
     best: Preset | None = None
     best_rank = (0, 0)
     for name, settings in _presets().items():
-        if settings.get("method") != config.method:
+        if settings.get("method") != values["method"]:
             continue
         changes = [
             f"{key}={written(values[key])} ({name}: {written(value)})"
@@ -67,14 +68,13 @@ def preset_of(config: Config) -> Preset | None:
     return best
 
 
-def method_text(config: Config, title: str) -> str:
+def method_text(preset: Preset | None, title: str) -> str:
     """Returns the preset's name and the method's title, such as `bacr-robust (BACR)`.
 
     Args:
-      config: config of the run.
+      preset: preset that the run's config follows (`preset_of`), or None.
       title: title of the method. It is returned alone if the config follows no preset.
     """
-    preset = preset_of(config)
     return title if preset is None else f"{preset.text} ({title})"
 
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from bacr_jax.config.schema import Config
 from bacr_jax.errors import UserError
 
 VARIABLE = "XLA_FLAGS"
@@ -126,23 +125,26 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
     return " ".join([*filter(None, [flags]), *added])
 
 
-def make_reproducible(config: Config, environment: MutableMapping[str, str] | None = None) -> None:
+def make_reproducible(
+    reproducible: bool, folder: str, environment: MutableMapping[str, str] | None = None
+) -> None:
     """Sets XLA_FLAGS if the config has `reproducible: true`.
 
     Must be called before any device is used. The flags have no effect on CPUs.
 
     Args:
-      config: the config of the run.
+      reproducible: `reproducible` of the config. False to do nothing.
+      folder: the run folder, which does not have to exist yet.
       environment: environment variables, modified in place. Defaults to `os.environ`.
 
     Raises:
       UserError: if XLA_FLAGS contains conflicting flags, or if JAX has already initialized its GPUs
         without the required flags.
     """
-    if not config.reproducible:
+    if not reproducible:
         return
     variables = os.environ if environment is None else environment
-    flags = flags_for(Path(config.output.dir), variables)
+    flags = flags_for(Path(folder), variables)
     current = _parse_flags(variables.get(VARIABLE, ""))
     if gpus_in_use() and not set(FIXED_ORDER) <= current.keys():
         raise UserError(

@@ -4,14 +4,13 @@ Examples are the budgets that `budget.prior` can sample, the evaluation set that
 checkpoint, and the dtype of the model's weights.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bacr_client.rules import LARGEST as LARGEST
 from bacr_jax.config.cli import whole_number
-from bacr_jax.config.method_settings import RewardConfig
-from bacr_jax.config.schema import Config, DataConfig, EvalConfig
+from bacr_jax.config.method_settings import BudgetConfig, RewardConfig
+from bacr_jax.config.schema import AdapterConfig, DataConfig, EvalConfig, ModelConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
@@ -33,13 +32,6 @@ def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
         match = _WEIGHED.fullmatch(name)
         weighted_sets.append((float(match[1]), match[2].strip()) if match else (1.0, name))
     return weighted_sets
-
-
-def warmup_config(config: Config) -> Config:
-    """Returns the config for a run's warm-up, in which `seed` is `warmup.seed` if that is set."""
-    seed = config.seed if config.warmup.seed is None else config.warmup.seed
-    warmup = dataclasses.replace(config.warmup, seed=None)
-    return dataclasses.replace(config, seed=seed, warmup=warmup)
 
 
 def builtin_vocab(data: DataConfig) -> str | None:
@@ -75,8 +67,6 @@ def function_name(spec: str) -> str:
 # Value that users write in place of a budget if the policy should receive no budget. The policy may
 # then think for up to budget.cap tokens.
 NONE = "none"
-# Allowed names of budgets in `budget.levels`.
-_LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[int | None]:
@@ -108,50 +98,41 @@ def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[i
     return budgets
 
 
-def cap(config: Config) -> int:
+def cap(budget: BudgetConfig) -> int:
     """Returns the maximum number of thinking tokens if the policy receives no budget."""
-    return config.budget.max if config.budget.cap is None else config.budget.cap
+    return budget.max if budget.cap is None else budget.cap
 
 
-def drawn(config: Config) -> tuple[int, ...]:
+def drawn(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
     """Returns the budgets from which `budget.prior=choices` samples.
 
     These are `budget.choices`, without validation. If `budget.choices` is empty, they are the
     `eval.budgets` between `budget.min` and `budget.max`.
+
+    Args:
+      budget: section `budget` of the config.
+      evaluated: `eval.budgets`.
     """
-    budget = config.budget
-    evaluated = tuple(b for b in config.eval.budgets if budget.min <= b <= budget.max)
-    return budget.choices or evaluated
+    return budget.choices or tuple(b for b in evaluated if budget.min <= b <= budget.max)
 
 
-def prior_range(config: Config) -> tuple[int, int]:
-    """Returns the smallest and the largest budget that `budget.prior` can sample."""
-    budget = config.budget
-    choices = drawn(config)
+def prior_range(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, int]:
+    """Returns the smallest and the largest budget that `budget.prior` can sample.
+
+    Args:
+      budget: section `budget` of the config.
+      evaluated: `eval.budgets`.
+    """
+    choices = drawn(budget, evaluated)
     if budget.prior == "choices" and choices:
         return min(choices), max(choices)
     return budget.max if budget.prior == "fixed" else budget.min, budget.max
 
 
-def largest_evaluated(config: Config) -> int:
+def largest_evaluated(budget: BudgetConfig, evaluation: EvalConfig) -> int:
     """Returns the maximum number of thinking tokens in an evaluation, without the grace window."""
-    caps = [cap(config)] if config.eval.no_budget else []
-    return max([*config.eval.budgets, *caps], default=config.budget.max)
-
-
-def level_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each invalid name in `budget.levels`.
-
-    `budget.levels` maps names such as `low` to budgets in tokens. A name must start with a letter
-    and must not be `none`, so that it can't be confused with a number or with the word for no
-    budget.
-    """
-    for name in config.budget.levels:
-        if not _LEVEL.fullmatch(name) or name == "none":
-            yield (
-                f"budget.levels: found the name {name!r}; use a letter followed by letters, "
-                "digits, - and _, and not none"
-            )
+    caps = [cap(budget)] if evaluation.no_budget else []
+    return max([*evaluation.budgets, *caps], default=budget.max)
 
 
 # Name of the evaluation set of held-out training questions.
@@ -213,12 +194,12 @@ def samples_of(config: EvalConfig, spec: str) -> int:
     return samples[spec if spec in samples else spec.partition(":")[0]]
 
 
-def samples_problems(config: Config) -> Iterator[str]:
+def samples_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str]:
     """Yields an error message for each set in `data.eval` without a number in `eval.samples`."""
-    samples = config.eval.samples
+    samples = evaluation.samples
     if isinstance(samples, int):
         return
-    for spec in config.data.eval:
+    for spec in data.eval:
         name = spec.partition(":")[0]
         if spec not in samples and name not in samples:
             yield (
@@ -227,21 +208,19 @@ def samples_problems(config: Config) -> Iterator[str]:
             )
 
 
-def param_dtype(config: Config) -> str:
+def param_dtype(model: ModelConfig, adapter: AdapterConfig) -> str:
     """Returns the dtype of the model's weights.
 
     Trained weights default to float32. The frozen base of adapters defaults to
     `model.compute_dtype`, while the adapters themselves are always float32.
     """
-    if config.model.param_dtype is not None:
-        return config.model.param_dtype
-    return "float32" if config.adapter.rank is None else config.model.compute_dtype
+    if model.param_dtype is not None:
+        return model.param_dtype
+    return "float32" if adapter.rank is None else model.compute_dtype
 
 
-def adapter_problems(config: Config) -> Iterator[str]:
+def adapter_problems(adapter: AdapterConfig, model: ModelConfig) -> Iterator[str]:
     """Yields an error message for each problem of the section `adapter` and `model.param_dtype`."""
-    adapter = config.adapter
-    model = config.model
     if adapter.rank is None:
         if adapter.path is not None:
             yield "adapter.path is a folder, but adapter.rank is null; set it to the adapters' rank"

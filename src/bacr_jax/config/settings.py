@@ -1,20 +1,51 @@
 """Resolves a config into settings records, one for each room that reads several sections.
 
-`resolve(config)` computes every derived value once, without JAX and without a device. A room's
-functions take the record of the room, or one section of the config if they read no other. A record
-can also be built by hand, so that a room can be used without a config. `RolloutSpec` and
-`LearnerSpec`, which need the model's shape, are built by `runs.setup`.
+`resolve(config)` computes every derived value, without JAX and without a device. A room's functions
+take the record of the room, or one section of the config if they read no other. A record can also
+be built by hand, so that a room can be used without a config. `RolloutSpec` and `LearnerSpec`,
+which need the model's shape, are built by `runs.setup`.
 
-A room is moved in three steps, none of which changes a result: its record is added here with the
-values that its functions read, its functions take the record, and their callers pass
-`resolve(config)` and the name of the record.
+`config.checks` reads derived values too, so `resolve` accepts every config whose numbers are within
+their bounds, also if its settings contradict each other.
 """
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NoReturn
 
-from bacr_jax.config.method_settings import RewardConfig
-from bacr_jax.config.resolve import CORRECT, HOLDOUT, cap, reward_shares
-from bacr_jax.config.schema import Config, DataConfig, GradingConfig
+from bacr_jax.config import resolve as derived
+from bacr_jax.config.method_settings import (
+    AdvantageConfig,
+    AnytimeConfig,
+    BudgetConfig,
+    ConditioningConfig,
+    CurriculumConfig,
+    CutsConfig,
+    DapoConfig,
+    DistillConfig,
+    ElasticConfig,
+    HapoConfig,
+    L1Config,
+    LengthConfig,
+    LossConfig,
+    RewardConfig,
+    SelfBudgeterConfig,
+    ValueConfig,
+)
+from bacr_jax.config.schema import (
+    AdapterConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    GradingConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainConfig,
+    WarmupConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +79,7 @@ class TaskSettings:
       largest_budget: largest budget of training and evaluation, which must fit into prompts.
       holdout: number of training questions to hold out.
       needs_holdout: True if held-out questions select the best checkpoint.
+      builtin_vocab: name of the built-in tokenizer for the data, or None.
       grader: settings of the graders.
     """
 
@@ -57,6 +89,7 @@ class TaskSettings:
     largest_budget: int
     holdout: int
     needs_holdout: bool
+    builtin_vocab: str | None
     grader: GraderSettings
 
 
@@ -72,6 +105,8 @@ class ResponseLimits:
       cap: maximum number of thinking tokens if the policy receives no budget.
       grace: length of the grace window, in which a truncated trace may end at a line break.
       evaluated: budgets of evaluation.
+      largest_evaluated: maximum number of thinking tokens in an evaluation, without the grace
+        window.
     """
 
     answer_tokens: int
@@ -81,6 +116,121 @@ class ResponseLimits:
     cap: int
     grace: int
     evaluated: tuple[int, ...]
+    largest_evaluated: int
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """The settings that a method can read: its `make(config)` takes this record.
+
+    The sections have the names that they have in the config. Without arguments, the record has the
+    defaults of the config. Derived values are computed from the sections, so that they remain
+    correct if a method replaces a section.
+
+    Attributes:
+      method: name of the method, or the path of a user's method.
+      evaluated: `eval.budgets`, in tokens. They are the budgets that `budget.prior=choices` samples
+        if `budget.choices` is empty.
+    """
+
+    method: str = "bacr"
+    conditioning: ConditioningConfig = ConditioningConfig()
+    budget: BudgetConfig = BudgetConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    cuts: CutsConfig = CutsConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    value: ValueConfig = ValueConfig()
+    anytime: AnytimeConfig = AnytimeConfig()
+    dapo: DapoConfig = DapoConfig()
+    hapo: HapoConfig = HapoConfig()
+    selfbudgeter: SelfBudgeterConfig = SelfBudgeterConfig()
+    l1: L1Config = L1Config()
+    length: LengthConfig = LengthConfig()
+    elastic: ElasticConfig = ElasticConfig()
+    distill: DistillConfig = DistillConfig()
+    loss: LossConfig = LossConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    evaluated: tuple[int, ...] = EvalConfig().budgets
+
+    @functools.cached_property
+    def budget_choices(self) -> tuple[int, ...]:
+        """The budgets, in tokens, from which `budget.prior=choices` samples."""
+        return derived.drawn(self.budget, self.evaluated)
+
+    @functools.cached_property
+    def budget_range(self) -> tuple[int, int]:
+        """The smallest and the largest budget, in tokens, that `budget.prior` can sample."""
+        return derived.prior_range(self.budget, self.evaluated)
+
+    @functools.cached_property
+    def reward_shares(self) -> dict[str, float]:
+        """The normalized weights of the rewards, which are empty for fewer than two rewards."""
+        return derived.reward_shares(self.reward)
+
+    # Hidden from type checkers, which would accept any name.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises AttributeError, with the names of the sections, for any other name."""
+            names = ", ".join(field.name for field in fields(self))
+            raise AttributeError(f"a method has no setting {name!r}; read one of {names}")
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """The settings of a policy's model, devices, learner and rollouts.
+
+    Attributes:
+      limits: limits of prompts, thinking and answers.
+      eval_slots: number of rows that an evaluation decodes at a time. None for the number of a
+        training rollout.
+      has_warmup: True if a supervised warm-up trains the policy first.
+    """
+
+    model: ModelConfig
+    adapter: AdapterConfig
+    conditioning: ConditioningConfig
+    value: ValueConfig
+    loss: LossConfig
+    distill: DistillConfig
+    rollout: RolloutConfig
+    train: TrainConfig
+    mesh: MeshConfig
+    limits: ResponseLimits
+    eval_slots: int | None
+    has_warmup: bool
+
+    @property
+    def param_dtype(self) -> str:
+        """The dtype of the model's weights."""
+        return derived.param_dtype(self.model, self.adapter)
+
+
+@dataclass(frozen=True)
+class WarmupSettings:
+    """The settings of the supervised warm-up.
+
+    Attributes:
+      warmup: section `warmup` of the config, without the seed.
+      data: section `data` of the config.
+      seed: seed of the warm-up.
+      model_path: folder of the pretrained model, or None.
+      largest_budget: largest budget of training, in tokens.
+      prompt_budgets: budgets to write into prompts, which are all budgets of training and
+        evaluation, so that the policy sees every number. None if prompts contain no budget.
+    """
+
+    warmup: WarmupConfig
+    data: DataConfig
+    seed: int
+    model_path: str | None
+    largest_budget: int
+    prompt_budgets: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -89,10 +239,13 @@ class Settings:
 
     task: TaskSettings
     limits: ResponseLimits
+    method: MethodSettings
+    policy: PolicySettings
+    warmup: WarmupSettings
 
 
 def resolve(config: Config) -> Settings:
-    """Returns the settings of every room. The config must have passed `config.io.check`."""
+    """Returns the settings of every room. The numbers of the config must be within their bounds."""
     conditioning = config.conditioning
     column = config.data.answer_column
     grader = GraderSettings(
@@ -105,9 +258,10 @@ def resolve(config: Config) -> Settings:
         data=config.data,
         seed=config.seed,
         budget_text=conditioning.prompt_text.strip() if conditioning.in_prompt else None,
-        largest_budget=max(config.budget.max, *config.eval.budgets),
+        largest_budget=max([config.budget.max, *config.eval.budgets]),
         holdout=config.eval.holdout,
-        needs_holdout=config.eval.select == HOLDOUT and config.eval.every is not None,
+        needs_holdout=config.eval.select == derived.HOLDOUT and config.eval.every is not None,
+        builtin_vocab=derived.builtin_vocab(config.data),
         grader=grader,
     )
     limits = ResponseLimits(
@@ -115,13 +269,55 @@ def resolve(config: Config) -> Settings:
         prompt_tokens=config.data.max_prompt_tokens,
         min=config.budget.min,
         max=config.budget.max,
-        cap=cap(config),
+        cap=derived.cap(config.budget),
         grace=config.budget.grace,
         evaluated=config.eval.budgets,
+        largest_evaluated=derived.largest_evaluated(config.budget, config.eval),
     )
-    return Settings(task, limits)
+    policy = PolicySettings(
+        model=config.model,
+        adapter=config.adapter,
+        conditioning=conditioning,
+        value=config.value,
+        loss=config.loss,
+        distill=config.distill,
+        rollout=config.rollout,
+        train=config.train,
+        mesh=config.mesh,
+        limits=limits,
+        eval_slots=config.eval.slots,
+        has_warmup=config.warmup.steps > 0,
+    )
+    sections = {field.name for field in fields(MethodSettings)} - {"evaluated"}
+    method = MethodSettings(
+        **{name: getattr(config, name) for name in sections}, evaluated=config.eval.budgets
+    )
+    warmup = WarmupSettings(
+        warmup=replace(config.warmup, seed=None),
+        data=config.data,
+        seed=config.seed if config.warmup.seed is None else config.warmup.seed,
+        model_path=config.model.path,
+        largest_budget=config.budget.max,
+        prompt_budgets=_prompt_budgets(config.budget, config.eval.budgets)
+        if conditioning.in_prompt
+        else None,
+    )
+    return Settings(task, limits, method, policy, warmup)
+
+
+def _prompt_budgets(budget: BudgetConfig, evaluated: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns all budgets of training and evaluation, in increasing order.
+
+    Args:
+      budget: section `budget` of the config.
+      evaluated: `eval.budgets`.
+    """
+    training_budgets: Iterable[int] = range(budget.min, budget.max + 1)
+    if budget.prior == "choices":
+        training_budgets = derived.drawn(budget, evaluated)
+    return tuple(sorted({*training_budgets, budget.max, *evaluated}))
 
 
 def _other_rewards(reward: RewardConfig) -> tuple[str, ...]:
     """Returns the names of all rewards except correctness."""
-    return tuple(name for name in reward_shares(reward) if name != CORRECT)
+    return tuple(name for name in derived.reward_shares(reward) if name != derived.CORRECT)

@@ -130,8 +130,8 @@ class Session:
         self.saved = saved
         self.style = style
         self.tokenizer = saved.tokenizer()
-        check_grace(saved.config, self.tokenizer)
-        self.vocab_size = setup.vocabulary_rows(saved.config, len(self.tokenizer))
+        check_grace(saved.config.budget.grace, self.tokenizer)
+        self.vocab_size = setup.vocabulary_rows(saved.config.model, len(self.tokenizer))
         self.rules = make_rules(self.tokenizer, style, self.vocab_size)
 
     def ask(
@@ -166,7 +166,7 @@ class Session:
         Raises:
           UserError: a prompt or a budget is too long.
         """
-        limit_without_budget = cap(self.saved.config)
+        limit_without_budget = cap(self.saved.config.budget)
         limits = np.array(
             [limit_without_budget if budget is None else budget for budget in budgets], np.int32
         )
@@ -262,7 +262,7 @@ class Session:
         """
         config = self.saved.config
         largest = max(int(limits.max()), 1)
-        positions = setup.model_shape(config, self.vocab_size).max_positions
+        positions = setup.model_shape(config.model, self.vocab_size).max_positions
         free = positions - int(np.max(prompts.lengths)) - config.rollout.answer_tokens
         free -= config.budget.grace
         if largest > free:
@@ -376,8 +376,9 @@ class Session:
     @functools.cached_property
     def _scoring(self) -> tuple[LearnerSpec, Any]:
         """Returns the static settings for scoring full sequences, and the weights."""
-        config = self.saved.config
-        learner = setup.make_policy(config, load_method(config), self.vocab_size).learner
+        settings = resolve(self.saved.config)
+        method = load_method(settings.method)
+        learner = setup.make_policy(settings.policy, method, self.vocab_size).learner
         # remat saves memory only when gradients are computed, which is not the case here.
         spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         return spec, jax.tree.map(jnp.asarray, self.saved.params())

@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_grading import LENIENT
-from bacr_jax.config import Config, EvalConfig
+from bacr_jax.config import EvalConfig
 from bacr_jax.config.resolve import cap
+from bacr_jax.config.settings import Settings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import (
     CLOSE_NAMES,
@@ -196,7 +197,7 @@ def open_decoder(
       UserError: the budget module is missing, or the shape of the embedding does not match the
         config.
     """
-    policy = policy_of(saved.config, vocab_size, num_devices)
+    policy = policy_of(resolve(saved.config), vocab_size, num_devices)
     params = saved.params()
     conditioned = policy.learner.conditioning is not None
     if conditioned and "budget" not in params:
@@ -222,15 +223,17 @@ def open_decoder(
         policy.evaluation, max_thinking=max_thinking, slots=slots_of_shard * shards
     )
     module = policy.place(jax.tree.map(jnp.asarray, module))
-    return Decoder(decode_params, spec, policy.phi_of(module), cap(saved.config))
+    return Decoder(decode_params, spec, policy.phi_of(module), cap(saved.config.budget))
 
 
-def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
-    """Returns the policy of a config. With several devices, its mesh is for decoding only."""
+def policy_of(settings: Settings, vocab_size: int, num_devices: int) -> setup.Policy:
+    """Returns the policy of a run. With several devices, its mesh is for decoding only."""
+    policy = settings.policy
     mesh = None
     if num_devices > 1:
-        mesh = setup.decoding_mesh(config, setup.model_shape(config, vocab_size), num_devices)
-    return setup.make_policy(config, load_method(config), vocab_size, mesh)
+        shape = setup.model_shape(policy.model, vocab_size)
+        mesh = setup.decoding_mesh(policy.mesh, shape, num_devices)
+    return setup.make_policy(policy, load_method(settings.method), vocab_size, mesh)
 
 
 def declaration(
@@ -261,15 +264,19 @@ def with_declared_budget(
     return with_ids(prompts, declared).padded(prompts.tokens.shape[1] + longest)
 
 
-def check_grace(config: Config, tokenizer: Any) -> None:
+def check_grace(grace: int, tokenizer: Any) -> None:
     """Checks that the tokenizer supports a grace window, which ends at line breaks.
 
+    Args:
+      grace: `budget.grace`, the length of the grace window in tokens.
+      tokenizer: tokenizer of the policy.
+
     Raises:
-      UserError: the config has a grace window and no token contains a line break.
+      UserError: there is a grace window and no token contains a line break.
     """
-    if config.budget.grace and not line_breaks(tokenizer, len(tokenizer)).any():
+    if grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
-            f"budget.grace={config.budget.grace}: the tokenizer has no line break at which "
+            f"budget.grace={grace}: the tokenizer has no line break at which "
             "thinking could end; set it to 0"
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config
+from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig
 from bacr_jax.config.checks import dense_problems
 from bacr_jax.config.engine import VLLM
 from bacr_jax.config.resolve import cap, samples_of
@@ -28,6 +28,7 @@ from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, draw_samples
 from bacr_jax.evaluation.free_curve import compare_with_free_curve
 from bacr_jax.evaluation.job_checks import (
+    EvaluationLimits,
     check_compared,
     check_free,
     check_labels,
@@ -52,17 +53,22 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.files import write_json, write_lines
-from bacr_jax.methods.registry import declares_budget
 from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
-from bacr_jax.prompts.formats import PromptFormat, format_for
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.graders import failures
-from bacr_jax.prompts.task_data import PromptedQuestions, TaskData, build_environment, load_sets
+from bacr_jax.prompts.task_data import (
+    PromptedQuestions,
+    TaskData,
+    build_environment,
+    load_sets,
+    load_training_texts,
+)
 from bacr_jax.questions.groups import groups_from_solve_rate
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.runs import setup
 from bacr_jax.runs.progress import Phase, Progress
-from bacr_jax.runs.saved_policy import SavedPolicy
+from bacr_jax.runs.saved_policy import SavedPolicy, trained_style
 from bacr_jax.types import Poll
 
 # Ranges of the solve rate for the paper's difficulty groups, from easiest to hardest.
@@ -209,7 +215,7 @@ def _decoding(
     options = {
         "every": config.eval.cut_every,
         "swap": swap or None,
-        "cap": cap(config) if config.eval.no_budget else None,
+        "cap": cap(config.budget) if config.eval.no_budget else None,
         "closing_text": config.data.closing_text,
         "grace": config.budget.grace or None,
         "budget_tag": config.eval.budget_tag if style.budget_close else None,
@@ -222,24 +228,28 @@ def _decoding(
     return decoding | {name: value for name, value in options.items() if value is not None}
 
 
-def arithmetic_line(config: Config) -> str:
-    """Returns a line that describes the dtypes and attention kernels of an evaluation."""
-    model = config.model
+def arithmetic_line(model: ModelConfig, decode_attention: str) -> str:
+    """Returns a line that describes the dtypes and attention kernels of an evaluation.
+
+    Args:
+      model: section `model` of the config.
+      decode_attention: `rollout.attention`.
+    """
     products = model.product_dtype or model.compute_dtype
     return (
         f"computes in {model.compute_dtype}, products with weight matrices in {products}; "
-        f"attention of prompts {model.attention}, of decoded tokens {config.rollout.attention}"
+        f"attention of prompts {model.attention}, of decoded tokens {decode_attention}"
     )
 
 
-def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
+def _smaller_settings(evaluation: EvalConfig, self_consistency: int | None) -> list[EvalSetting]:
     """Returns the settings at smaller budgets that are needed for majority votes.
 
     A majority vote of k samples (maj@k) is compared with a single sample at an equal total number
     of tokens. Each vote therefore has the budget divided by k.
 
     Args:
-      config: config of the evaluation.
+      evaluation: section `eval` of the config.
       self_consistency: number of samples that vote, or None for no votes.
 
     Raises:
@@ -247,8 +257,8 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     """
     if self_consistency is None:
         return []
-    budgets = [budget for budget in config.eval.budgets if budget]
-    samples = samples_of(config.eval, "")
+    budgets = [budget for budget in evaluation.budgets if budget]
+    samples = samples_of(evaluation, "")
     least = budgets[0] if budgets else 0
     if least < self_consistency:
         advice = f"at most {least}, or larger budgets" if least > 1 else "larger budgets"
@@ -260,21 +270,27 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _grader_settings(config: Config) -> dict[str, str]:
+def _grader_settings(grader: str | None) -> dict[str, str]:
     """Returns file and digest of the user's verifier, or {} for the built-in rules."""
-    if config.grader is None:
+    if grader is None:
         return {}
-    return {"file": config.grader, "digest": load_verifier(config.grader).digest}
+    return {"file": grader, "digest": load_verifier(grader).digest}
 
 
 def _choose_problems(
-    config: Config, sets: Mapping[str, PromptedQuestions]
+    size: int | None, seed: int, sets: Mapping[str, PromptedQuestions]
 ) -> tuple[dict[str, Int[np.ndarray, "n"]], dict[str, dict[str, Any]]]:
-    """Returns the indices of the evaluated problems, and the result of `_describe`, by set."""
+    """Returns the indices of the evaluated problems, and the result of `_describe`, by set.
+
+    Args:
+      size: maximum number of problems per set, or None for all problems.
+      seed: seed that selects the problems.
+      sets: evaluation sets by name.
+    """
     chosen = {}
     described = {}
     for name, questions in sets.items():
-        indices = subset(len(questions), config.eval.size, config.seed)
+        indices = subset(len(questions), size, seed)
         chosen[name] = indices
         described[name] = _describe(questions, indices)
     return chosen, described
@@ -294,6 +310,36 @@ def _budgets_by_mode(settings: Sequence[EvalSetting]) -> dict[str, list[int]]:
     for setting in settings:
         modes.setdefault(setting.mode, []).append(setting.budget)
     return modes
+
+
+def training_set(
+    spec: str | Sequence[str] | None, data: DataConfig, seed: int, *, is_optional: bool
+) -> tuple[QuestionSet | None, str]:
+    """Loads the training questions, whose near-duplicates are marked in the evaluation sets.
+
+    docs/evaluation.md describes the search for near-duplicates.
+
+    Args:
+      spec: training set, or None if near-duplicates are not searched.
+      data: section `data` of the evaluation's config.
+      seed: seed of the evaluation.
+      is_optional: True if a set that can't be read does not stop the evaluation.
+
+    Returns:
+      A tuple of the questions, or None without a search, and a warning to print, which is empty if
+      the set was read.
+
+    Raises:
+      UserError: if the set can't be read and is not optional.
+    """
+    if spec is None:
+        return None, ""
+    try:
+        return load_training_texts(spec, data, seed), ""
+    except UserError as error:
+        if not is_optional:
+            raise
+        return None, f"near-duplicates of training questions were not searched: {error}"
 
 
 def prepare(
@@ -332,24 +378,25 @@ def prepare(
     if url is not None:
         check_served(saved)
     settings = eval_settings(config.eval, greedy=greedy)
-    settings += _smaller_settings(config, self_consistency)
-    for problem in dense_problems(config, "--every "):
+    settings += _smaller_settings(config.eval, self_consistency)
+    for problem in dense_problems(config.eval, "--every "):
         raise UserError(problem)
     truncated = dense_settings(config.eval, greedy=greedy)
-    check_labels(config, labels)
+    check_labels(config.data.eval, config.eval, labels)
     others = {str(path): folder.find_evaluation(path, settings_name) for path in compare}
     tokenizer = saved.tokenizer()
-    check_grace(config, tokenizer)
-    positions = positions_of_model(config, tokenizer)
-    style = saved.style or format_for(config.data, declares_budget=declares_budget(config))
+    limits = EvaluationLimits(config.eval, config.budget, config.rollout.answer_tokens)
+    check_grace(config.budget.grace, tokenizer)
+    positions = positions_of_model(config.model, limits, tokenizer)
+    style = saved.style or trained_style(resolve(config).method)
     if swap:
-        check_swap(config, style)
+        check_swap(config.conditioning.budget_input, config.eval, style)
         truncated = swap_settings(config.eval, greedy=greedy)
     sets = load_sets(resolve(config).task, tokenizer, split=split, train=train, style=style)
-    check_length(config, tokenizer, style, positions, sets)
-    chosen, described = _choose_problems(config, sets)
+    check_length(limits, tokenizer, style, positions, sets)
+    chosen, described = _choose_problems(config.eval.size, config.seed, sets)
     modes = _budgets_by_mode(settings)
-    grader = _grader_settings(config)
+    grader = _grader_settings(config.grader)
     name = name or saved.name
     compared = check_compared(others, name, described, modes, grader)
     check_free(free, described, modes, grader)
@@ -360,8 +407,7 @@ def prepare(
         "decoding": _decoding(config, style, settings, most_problems, modes, url, swap=swap),
         folder.PROMPT_FINGERPRINTS: _prompt_fingerprints(tokenizer, style),
     }
-    if grader:
-        all_settings["grader"] = grader
+    all_settings |= {"grader": grader} if grader else {}
     return Work(
         name=name,
         saved=saved,
@@ -464,7 +510,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
     """
     planned = work.batches()
     done = folder.resume(out, planned)
-    rows = setup.vocabulary_rows(work.config, len(work.tokenizer))
+    rows = setup.vocabulary_rows(work.config.model, len(work.tokenizer))
     environment = build_environment(
         resolve(work.config).task, work.tokenizer, rows, style=work.style, sets=work.sets
     )

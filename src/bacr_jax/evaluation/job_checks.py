@@ -3,11 +3,12 @@
 The module `job` calls these functions while it prepares an evaluation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.config import Config
+from bacr_jax.config import BudgetConfig, EvalConfig, ModelConfig
 from bacr_jax.config.resolve import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
@@ -18,77 +19,108 @@ from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.runs import setup
 
 
-def _largest_option(config: Config) -> str:
+@dataclass(frozen=True)
+class EvaluationLimits:
+    """The settings that limit the rows of an evaluation.
+
+    Attributes:
+      evaluation: section `eval` of the config.
+      budget: section `budget` of the config.
+      answer_tokens: `rollout.answer_tokens`.
+    """
+
+    evaluation: EvalConfig
+    budget: BudgetConfig
+    answer_tokens: int
+
+    @property
+    def largest(self) -> int:
+        """The maximum number of thinking tokens, without the grace window."""
+        return largest_evaluated(self.budget, self.evaluation)
+
+
+def _largest_option(limits: EvaluationLimits) -> str:
     """Returns the options that set the maximum thinking length, for error messages."""
-    largest = largest_evaluated(config)
-    if config.eval.no_budget and largest not in config.eval.budgets:
+    largest = limits.largest
+    if limits.evaluation.no_budget and largest not in limits.evaluation.budgets:
         return f"--budgets none, budget.cap={largest}"
     return f"--budgets {largest}"
 
 
-def check_labels(config: Config, labels: Path | None) -> None:
-    """Raises UserError if difficulty labels are requested for several sets or budgets."""
+def check_labels(sets: Sequence[str], evaluation: EvalConfig, labels: Path | None) -> None:
+    """Raises UserError if difficulty labels are requested for several sets or budgets.
+
+    Args:
+      sets: evaluation sets, `data.eval`.
+      evaluation: section `eval` of the config.
+      labels: file to write the labels to, or None.
+    """
     if labels is None:
         return
-    if len(config.data.eval) > 1 or len(evaluated_budgets(config.eval)) > 1:
+    if len(sets) > 1 or len(evaluated_budgets(evaluation)) > 1:
         raise UserError(
             f"--label-difficulty {labels} takes one set and one budget; pass one --data and one "
             "number in --budgets"
         )
 
 
-def check_swap(config: Config, style: PromptFormat) -> None:
+def check_swap(budget_input: str, evaluation: EvalConfig, style: PromptFormat) -> None:
     """Raises UserError unless a swap table of this policy has several different rows.
 
     A row contains the results with one budget as input.
+
+    Args:
+      budget_input: `conditioning.budget_input`.
+      evaluation: section `eval` of the config.
+      style: prompt format.
     """
-    if config.conditioning.budget_input == "none" and not style.budget_close:
+    if budget_input == "none" and not style.budget_close:
         raise UserError(
             "--swap: the policy has no budget as input (conditioning.budget_input=none), so its "
             "answers can't depend on one; leave --swap out"
         )
-    if style.budget_close and config.eval.budget_tag == "declared":
+    if style.budget_close and evaluation.budget_tag == "declared":
         raise UserError(
             "--swap: the policy chooses its budget (eval.budget_tag=declared); set "
             "eval.budget_tag=given"
         )
-    if len(swap_budgets(config.eval.budgets)) < 2:
+    if len(swap_budgets(evaluation.budgets)) < 2:
         raise UserError(
             "--swap needs at least two budgets above 0; pass for example --budgets 512,1024"
         )
 
 
-def positions_of_model(config: Config, tokenizer: Any) -> int:
+def positions_of_model(model: ModelConfig, limits: EvaluationLimits, tokenizer: Any) -> int:
     """Returns the model's number of positions. Raises UserError if a budget exceeds it."""
-    rows = setup.vocabulary_rows(config, len(tokenizer))
-    positions = setup.model_shape(config, rows).max_positions
-    largest = largest_evaluated(config) + config.budget.grace
+    rows = setup.vocabulary_rows(model, len(tokenizer))
+    positions = setup.model_shape(model, rows).max_positions
+    largest = limits.largest + limits.budget.grace
     if largest >= positions:
         raise UserError(
-            f"{_largest_option(config)}: the model has only {positions} positions; use a smaller "
+            f"{_largest_option(limits)}: the model has only {positions} positions; use a smaller "
             "number"
         )
     return positions
 
 
 def check_length(
-    config: Config,
+    limits: EvaluationLimits,
     tokenizer: Any,
     style: PromptFormat,
     positions: int,
     sets: dict[str, PromptedQuestions],
 ) -> None:
     """Raises UserError if the longest row of a set exceeds the model's number of positions."""
-    largest = largest_evaluated(config)
-    answers = config.rollout.answer_tokens
-    declared = len(declaration(tokenizer, style, config.eval, largest))
+    largest = limits.largest
+    answers = limits.answer_tokens
+    declared = len(declaration(tokenizer, style, limits.evaluation, largest))
     for name, questions in sets.items():
         prompt = questions.longest + declared
-        free = positions - prompt - answers - config.budget.grace
+        free = positions - prompt - answers - limits.budget.grace
         if largest > free:
             advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
             raise UserError(
-                f"{_largest_option(config)}: with prompts of {prompt} tokens in {name} and answers "
+                f"{_largest_option(limits)}: with prompts of {prompt} tokens in {name} and answers "
                 f"of {answers} the model's {positions} positions are too few; {advice}"
             )
 

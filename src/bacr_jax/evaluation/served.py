@@ -109,7 +109,7 @@ def open_served(
         is too short.
     """
     config = saved.config
-    largest = largest_evaluated(config)
+    largest = largest_evaluated(config.budget, config.eval)
     rules = engine_rules(saved, environment.tokenizer, environment.style, environment.vocab_size)
     server = Server(url, folder=weights_fingerprint(saved.folder))
     try:
@@ -124,7 +124,7 @@ def open_served(
             f"{server.length}; start the server with --max-model-len {needed}, or use smaller "
             "--budgets"
         )
-    policy = policy_of(config, environment.vocab_size, 1)
+    policy = policy_of(resolve(config), environment.vocab_size, 1)
     no_params = cast(Any, None)
     spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
     asking = RemoteSampling(rules, without_tag(environment))
@@ -154,7 +154,7 @@ def open_source(
     decoder = open_decoder(
         saved,
         environment.vocab_size,
-        max_thinking=largest_evaluated(saved.config),
+        max_thinking=largest_evaluated(saved.config.budget, saved.config.eval),
         slots=slots,
         num_devices=devices,
     )

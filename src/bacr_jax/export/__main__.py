@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None) -> None:
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
-    words = budget_words(resolve(config).task.budget_text, trained_style(config))
+    words = budget_words(resolve(config).task.budget_text, trained_style(resolve(config).method))
     if words:
         print(f"its prompts have the budget after the question: {words} (config.json, {WORDS})")
     if arguments.push is not None:

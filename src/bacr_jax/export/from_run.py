@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from bacr_jax.config import Config
+from bacr_jax.config import ConditioningConfig, DataConfig, ModelConfig
+from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
@@ -34,10 +35,10 @@ from bacr_jax.runs.setup import model_shape
 from bacr_jax.types import Params
 
 
-def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
+def _shape(model: ModelConfig, base: Path | None, params: Params) -> Qwen2Config:
     """Returns the model's shape. Raises UserError if the parameters have a different shape."""
     rows = params["embed"].shape[0]
-    shape = model_shape(config, rows) if base is None else hf_config.read_hf_config(base)
+    shape = model_shape(model, rows) if base is None else hf_config.read_hf_config(base)
     for entry in names.backbone(shape):
         leaf: Any = params
         for key in entry.path:
@@ -108,22 +109,21 @@ def export(
     if adapter == "peft":
         # After a warm-up, the base of the adapters is the warm-up's weights, which must be
         # written as well.
-        write_base = functools.partial(_write_base, params, config, base)
+        write_base = functools.partial(_write_base, params, config.data, config.model, base)
         files = peft.save_adapter(
             out,
             params,
-            config=_shape(config, base, params),
+            config=_shape(config.model, base, params),
             settings=config.adapter,
-            module=_module(config, params),
+            module=_module(config.conditioning, config.budget.max, params),
             base=base,
             write_base=write_base if config.warmup.steps else None,
         )
     else:
-        tokenizer = _tokenizer(config, base)
-        check_trained_with(run, chosen.step, config, tokenizer)
-        exported = Exported(
-            run, chosen.step, config, trained_style(config), base, merge_budget_prompt
-        )
+        tokenizer = _tokenizer(config.data, config.model, base)
+        style = trained_style(resolve(config).method)
+        check_trained_with(run, chosen.step, config_io.flatten(config), style, tokenizer)
+        exported = Exported(run, chosen.step, config, style, base, merge_budget_prompt)
         files = write_params(out, params, exported, dtype=dtype, tokenizer=tokenizer)
     if print_line is not None:
         # Called after everything that can fail, because an error must be the only line
@@ -133,41 +133,45 @@ def export(
     return files
 
 
-def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
+def _module(
+    conditioning: ConditioningConfig, largest_budget: int, params: Params
+) -> hf_config.BudgetModule | None:
     """Returns the settings of the budget module, or None if the parameters contain none."""
     if "budget" not in params:
         return None
-    return hf_config.BudgetModule(config.conditioning, config.budget.max)
+    return hf_config.BudgetModule(conditioning, largest_budget)
 
 
-def _tokenizer(config: Config, base: Path | None) -> Any:
+def _tokenizer(data: DataConfig, model: ModelConfig, base: Path | None) -> Any:
     """Loads the tokenizer of a run whose model is in `base`."""
-    tokenizer_of_data = own_tokenizer(config.data)
+    tokenizer_of_data = own_tokenizer(data)
     if tokenizer_of_data is not None:
         return tokenizer_of_data
-    folder = config.model.tokenizer or base
+    folder = model.tokenizer or base
     return load_tokenizer(folder, where="model.tokenizer", model=base)
 
 
-def _written_tokenizer(config: Config) -> Any:
+def _written_tokenizer(data: DataConfig, model: ModelConfig) -> Any:
     """Returns the tokenizer to write.
 
     This is the tokenizer of the data set, a tokenizer folder to copy, or None to copy the base
     model's tokenizer.
     """
-    tokenizer_of_data: Any = own_tokenizer(config.data)
-    return config.model.tokenizer if tokenizer_of_data is None else tokenizer_of_data
+    tokenizer_of_data: Any = own_tokenizer(data)
+    return model.tokenizer if tokenizer_of_data is None else tokenizer_of_data
 
 
-def _write_base(params: Params, config: Config, base: Path | None, out: Path) -> None:
+def _write_base(
+    params: Params, data: DataConfig, model: ModelConfig, base: Path | None, out: Path
+) -> None:
     """Writes the frozen base weights of a run's adapters as a plain model folder."""
     frozen, _ = adapters.split(params)
     policy_folder.save_policy(
         out,
         {name: leaf for name, leaf in frozen.items() if name != "adapter_scale"},
-        config=_shape(config, base, params),
+        config=_shape(model, base, params),
         source=base,
-        tokenizer=_written_tokenizer(config),
+        tokenizer=_written_tokenizer(data, model),
     )
 
 
@@ -191,9 +195,10 @@ def write_params(
     style = exported.style
     levels = config.budget.levels
     if tokenizer is None:
-        tokenizer = _tokenizer(config, base)
-    shape = _shape(config, base, params)
-    budget = policy_folder.BudgetInput(_module(config, params), exported.words or None, levels)
+        tokenizer = _tokenizer(config.data, config.model, base)
+    shape = _shape(config.model, base, params)
+    module = _module(config.conditioning, config.budget.max, params)
+    budget = policy_folder.BudgetInput(module, exported.words or None, levels)
     generation = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": list(eos_ids(tokenizer, style)),
@@ -216,7 +221,7 @@ def write_params(
         config=shape,
         budget=budget,
         source=base,
-        tokenizer=_written_tokenizer(config),
+        tokenizer=_written_tokenizer(config.data, config.model),
         dtype=dtype,
         explained=explained,
     )

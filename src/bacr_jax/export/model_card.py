@@ -11,6 +11,7 @@ import yaml
 
 from bacr_jax import __version__, files
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.config.presets import preset_of
 from bacr_jax.config.resolve import cap, mixture
 from bacr_jax.config.settings import resolve
@@ -129,11 +130,11 @@ def model_card(exported: Exported) -> str:
     card = _templates.get_template("model_card.md.jinja").render(
         exported=exported,
         config=config,
-        preset=preset_of(config),
+        preset=preset_of(config_io.flatten(config)),
         budget=config.budget,
         rollout=config.rollout,
         head=yaml.safe_dump(head, sort_keys=False),
-        cap=cap(config),
+        cap=cap(config.budget),
         budget_in_prompt=exported.merged or exported.words or exported.style.budget_close,
         tables=tables,
         base=exported.base and f"`{exported.base.absolute().name}`",

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from bacr_jax import rewards as cutting
 from bacr_jax.advantages import others_mean, to_go
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
@@ -160,7 +160,7 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
     return r - jnp.mean(r, axis=compared_axis, keepdims=True)
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     yield from budget_input_problems(config)
     if config.anytime.baseline == "v2":
@@ -169,7 +169,7 @@ def problems(config: Config) -> Iterator[str]:
         yield from needs_a_group(config, "anytime.answers=1")
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds AnytimeReasoner with `anytime.answers` answers at each of `cuts.count` budgets.
 
     The budgets are evenly spaced up to `budget.max`.

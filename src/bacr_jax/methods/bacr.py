@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import advantages, rewards
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import bacr_settings, budget_prior
 from bacr_jax.methods.baselines import Baseline, Credit, State, baseline_of
@@ -35,7 +35,7 @@ problems = bacr_settings.problems
 advice = bacr_settings.advice
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds BACR with the parts that are enabled in the config."""
     baseline = baseline_of(config)
     return Method(
@@ -63,7 +63,7 @@ def make(config: Config) -> Method:
 
 
 def question_weights(
-    config: Config, state: CurriculumState, sizes: Int[Array, "K"]
+    config: MethodSettings, state: CurriculumState, sizes: Int[Array, "K"]
 ) -> Float[Array, "K"]:
     """Computes the sampling probability of each difficulty group (Eq. 6).
 
@@ -82,7 +82,7 @@ def question_weights(
 
 
 def sample_budgets(
-    config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
+    config: MethodSettings, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
 ) -> Int[Array, "Q G"]:
     """Samples a thinking budget for each response, in tokens (Eq. 4, 5).
 
@@ -104,7 +104,7 @@ def sample_budgets(
 # Part 3: truncation-aware dense reward ----------------------------------------------------------
 
 
-def dense_rewards(config: Config, state: State | None, batch: GroupBatch) -> PerCut:
+def dense_rewards(config: MethodSettings, state: State | None, batch: GroupBatch) -> PerCut:
     """Computes the reward of each response at each truncation point (Eq. 7, 8).
 
         R_j = r_j + lambda (r_j - r_{j-1}),   r_0 = 0
@@ -113,14 +113,14 @@ def dense_rewards(config: Config, state: State | None, batch: GroupBatch) -> Per
     false, lambda is 0. In Eq. 9, the rewards are summed over the truncation points with the weights
     of `cut_weights`, which are 1/M in the paper.
     """
-    return rewards.dense_reward(batch.outcomes, coefficient=progress_coefficient(config))
+    return rewards.dense_reward(batch.outcomes, coefficient=progress_coefficient(config.reward))
 
 
 # Part 4: budget-conditioned advantages ----------------------------------------------------------
 
 
 def budget_conditioned_advantages(
-    config: Config,
+    config: MethodSettings,
     baseline: Baseline,
     state: State | None,
     batch: GroupBatch,
@@ -148,7 +148,7 @@ def budget_conditioned_advantages(
     """
     settings = config.advantage
     moments = state or {}
-    weights = cut_weights(config)
+    weights = cut_weights(config.cuts)
     estimate = baseline.estimate(moments, batch, reward, values)
     residual = advantages.bcae_advantage(reward, estimate.reward)
     answers = advantages.answer_credit(
@@ -157,7 +157,7 @@ def budget_conditioned_advantages(
         estimate.reward,
         estimate.correctness,
         weights,
-        coefficient=progress_coefficient(config),
+        coefficient=progress_coefficient(config.reward),
         mode=settings.credit,
     )
     if settings.credit == "trajectory":

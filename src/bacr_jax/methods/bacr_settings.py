@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bacr_jax import rewards
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
 from bacr_jax.methods.grpo_family import needs_a_group
 from bacr_jax.methods.method import Published
@@ -57,7 +57,7 @@ PUBLISHED = {
 }
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     advantage = config.advantage
     if advantage.baseline in _COMPARES_THE_GROUP:
@@ -75,7 +75,7 @@ def problems(config: Config) -> Iterator[str]:
     yield from _optimal_token_problems(config)
 
 
-def _score_weighting_problems(config: Config) -> Iterator[str]:
+def _score_weighting_problems(config: MethodSettings) -> Iterator[str]:
     advantage = config.advantage
     if advantage.score_weighted and advantage.credit not in ("to_go", "answer_literal"):
         yield (
@@ -101,7 +101,7 @@ def _score_weighting_problems(config: Config) -> Iterator[str]:
         )
 
 
-def _optimal_token_problems(config: Config) -> Iterator[str]:
+def _optimal_token_problems(config: MethodSettings) -> Iterator[str]:
     advantage = config.advantage
     if advantage.baseline != "optimal_token":
         return
@@ -117,7 +117,7 @@ def _optimal_token_problems(config: Config) -> Iterator[str]:
         )
 
 
-def advice(config: Config) -> Iterator[str]:
+def advice(config: MethodSettings) -> Iterator[str]:
     """Yields a recommendation for each setting that works but should be changed."""
     if not config.advantage.score_weighted or config.loss.importance_cap is not None:
         return
@@ -134,7 +134,7 @@ def advice(config: Config) -> Iterator[str]:
     )
 
 
-def _steep_weights(config: Config) -> Iterator[str]:
+def _steep_weights(config: MethodSettings) -> Iterator[str]:
     """Yields an error message if the objective punishes a correct answer at some truncation point.
 
     This happens if `cuts.weights` increase too steeply from one truncation point to the next.

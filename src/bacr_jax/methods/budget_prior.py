@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import curriculum
-from bacr_jax.config import Config, resolve
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.grpo_family import by_size
 
 
 def question_weights(
-    config: Config, state: CurriculumState, sizes: Int[Array, "K"]
+    config: MethodSettings, state: CurriculumState, sizes: Int[Array, "K"]
 ) -> Float[Array, "K"]:
     """Computes the sampling probability of each difficulty group (Eq. 6).
 
@@ -34,7 +34,7 @@ def question_weights(
     return curriculum.group_weights(state.pass_rate, epsilon=schedule.weight_epsilon, sizes=sizes)
 
 
-def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"]:
+def budget_locations(config: MethodSettings, state: CurriculumState) -> Float[Array, "K"]:
     """Computes the location mu of the budget distribution of each difficulty group (Eq. 5).
 
     The budgets have a truncated normal distribution (Eq. 4). The location is in tokens.
@@ -52,7 +52,7 @@ def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"
 
 
 def sample_budgets(
-    config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
+    config: MethodSettings, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
 ) -> Int[Array, "Q G"]:
     """Samples a budget in tokens for each rollout from `budget.prior`.
 
@@ -72,7 +72,7 @@ def sample_budgets(
             key, b_min=budget.min, b_max=budget.max, shape=shape, assign=budget.assign
         )
     if budget.prior == "choices":
-        choices = jnp.array(resolve.drawn(config), jnp.int32)
+        choices = jnp.array(config.budget_choices, jnp.int32)
         return curriculum.choice_budgets(key, choices, shape=shape, assign=budget.assign)
     return curriculum.sample_budgets(
         key,

@@ -7,7 +7,7 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method, Published
@@ -62,7 +62,7 @@ def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
     return jnp.max(correct, axis=1) > jnp.min(correct, axis=1)
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     loss = config.loss
     yield from family.problems(config)
@@ -74,7 +74,7 @@ def problems(config: Config) -> Iterator[str]:
         )
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds DAPO: GRPO on rewards of +-1 plus overlong punishment, with dynamic sampling.
 
     By default, the punishment applies to the last fifth of the maximum response length, as in the

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from bacr_jax.advantages import group_advantage
-from bacr_jax.config import Config
 from bacr_jax.config.resolve import CORRECT
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.dapo import dynamic_keep
 from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
@@ -53,7 +53,7 @@ def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Floa
     return centred * jax.lax.rsqrt(variance + 1e-8)
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds DLER, with reward 1 for a correct answer whose thinking ended within the budget.
 
     All other responses have reward 0.

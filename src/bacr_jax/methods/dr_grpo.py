@@ -1,7 +1,7 @@
 """Dr.GRPO (arXiv 2503.20783): GRPO without division by standard deviations or by lengths."""
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Method, Published
@@ -14,6 +14,6 @@ PUBLISHED = {
 }
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds Dr.GRPO: correctness minus the group mean, with a constant loss denominator."""
     return grpo_family(config, "Dr.GRPO", advantages.group_advantage, published=PUBLISHED)

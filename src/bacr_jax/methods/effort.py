@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.l1 import BUDGET_IN_PROMPT, prompt_budget_settings
 from bacr_jax.methods.l1 import problems as problems
@@ -51,7 +51,7 @@ def effort_met(
     return high + (low >> 12) >= 0
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds adaptive effort control: GRPO that rewards correct answers within a length limit.
 
     The number b in the prompt specifies the effort, the fraction b / b_max. The limit is this

@@ -2,7 +2,7 @@
 
 import math
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import grpo_family, one_budget
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.l1 import GRPO_OF_VERL
@@ -15,7 +15,7 @@ PUBLISHED = {
 }
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds GRPO whose traces are all truncated at `elastic.share` of the maximum budget."""
     budget = max(math.ceil(config.elastic.share * config.budget.max), 1)
     sample_budgets = one_budget(config, budget)

@@ -5,8 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import reward_shares
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, group_mean, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -20,14 +19,14 @@ PUBLISHED = {
 }
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds GRPO: rewards minus the group mean, divided by the group's standard deviation.
 
     With `reward.normalize_each`, each reward in `reward.weights` is normalized separately (GDPO).
     """
     if not config.reward.normalize_each:
         return grpo_family(config, "GRPO", published=PUBLISHED)
-    shares = reward_shares(config.reward)
+    shares = config.reward_shares
 
     def normalised_each(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax import curriculum, rewards
 from bacr_jax.advantages import group_advantage, grpo_advantage
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
@@ -35,7 +35,7 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
     return sizes / sizes.sum()
 
 
-def one_budget(config: Config, budget: int) -> SampleBudgets:
+def one_budget(config: MethodSettings, budget: int) -> SampleBudgets:
     """Builds a function `Method.sample_budgets` that returns the same budget for all rollouts.
 
     Args:
@@ -51,7 +51,9 @@ def one_budget(config: Config, budget: int) -> SampleBudgets:
     return sample_budgets
 
 
-def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
+def cut_points(
+    config: MethodSettings, key: Array, budgets: Int[Array, "Q G"]
+) -> Int[Array, "Q G M"]:
     """Computes the truncation points of each trace, in tokens (Algorithm 1, line 10)."""
     if config.cuts.kind == "random":
         return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
@@ -68,7 +70,7 @@ def correctness(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
     return batch.outcomes[..., -1]
 
 
-def needs_a_group(config: Config, what: str) -> Iterator[str]:
+def needs_a_group(config: MethodSettings, what: str) -> Iterator[str]:
     """Yields an error message if a setting compares rollouts but the group size is 1.
 
     Args:
@@ -80,13 +82,13 @@ def needs_a_group(config: Config, what: str) -> Iterator[str]:
         )
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with methods of this family."""
     yield from budget_input_problems(config)
     yield from needs_a_group(config, f"method={config.method}")
 
 
-def budget_input_problems(config: Config) -> Iterator[str]:
+def budget_input_problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message if the prompt contains the budget.
 
     Methods that train at a single budget call this function, because their prompts do not contain
@@ -101,7 +103,7 @@ def budget_input_problems(config: Config) -> Iterator[str]:
 
 
 def grpo_family(
-    config: Config,
+    config: MethodSettings,
     name: str,
     advantage: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]] = grpo_advantage,
     *,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
@@ -107,7 +107,7 @@ def update_history(
     return history.at[problem].min(shortest.astype(history.dtype))
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds HAPO: GRPO on correctness plus a reward for short responses.
 
     The length reward compares a response with the shortest correct response so far to the same

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.budget_prior import sample_budgets
 from bacr_jax.methods.method import GroupBatch, Method, Published
@@ -69,7 +69,7 @@ def length_reward(
     return right * jnp.clip(alpha * remaining + offset, 0.0, 1.0)
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each incompatible setting.
 
     The checks apply to methods whose budget is part of the prompt and does not truncate traces.
@@ -83,7 +83,7 @@ def problems(config: Config) -> Iterator[str]:
         )
 
 
-def prompt_budget_settings(config: Config) -> dict[str, Any]:
+def prompt_budget_settings(config: MethodSettings) -> dict[str, Any]:
     """Returns the fields of `Method` for budgets that are part of the prompt.
 
     The budgets are sampled from `budget.prior` and do not truncate traces. Traces are truncated at
@@ -100,7 +100,7 @@ def prompt_budget_settings(config: Config) -> dict[str, Any]:
     }
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds L1: GRPO on correctness and the deviation of the length from the prompt's budget."""
     settings = config.l1
 

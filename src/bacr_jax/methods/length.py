@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.advantages import group_advantage, grpo_advantage
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.masked import masked_mean, masked_std
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, correctness, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
@@ -237,7 +237,7 @@ def filtered_advantage(
     return jnp.where(kept, centred / (spread + 1e-6), 0.0)
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds the method selected by `length.kind`."""
     settings = config.length
     largest_budget = config.budget.max

@@ -4,17 +4,17 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
 from bacr_jax.methods.method import Method, Published
 
 
-def given_by(config: Config, key: str) -> Any:
-    """Returns the value of a dotted key in the config."""
-    return functools.reduce(getattr, key.split("."), config)
+def given_by(settings: object, key: str) -> Any:
+    """Returns the value of a dotted key in a config or in a record with the same sections."""
+    return functools.reduce(getattr, key.split("."), settings)
 
 
-def departures(config: Config, method: Method) -> list[str]:
+def departures(config: MethodSettings, method: Method) -> list[str]:
     """Lists settings that differ from the publication, as `KEY=VALUE (published: VALUE)`.
 
     Args:
@@ -29,7 +29,7 @@ def departures(config: Config, method: Method) -> list[str]:
     return lines
 
 
-def redefinitions(config: Config, published: Mapping[str, Published]) -> list[str]:
+def redefinitions(config: MethodSettings, published: Mapping[str, Published]) -> list[str]:
     """Returns an error message for each setting that would turn the method into a different one."""
     lines = []
     for key, setting in published.items():

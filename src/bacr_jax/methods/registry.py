@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import reward_shares
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
@@ -34,7 +33,7 @@ def built_in_methods() -> list[str]:
     return sorted(name for name in modules if name not in _NO_METHODS)
 
 
-def load_method(config: Config) -> Method:
+def load_method(config: MethodSettings) -> Method:
     """Loads the method specified by `config.method`.
 
     The value is the name of a built-in method, the path of a Python file, or an importable module.
@@ -63,7 +62,7 @@ def load_method(config: Config) -> Method:
     return method
 
 
-def _check_shuffled_input(config: Config, method: Method) -> None:
+def _check_shuffled_input(config: MethodSettings, method: Method) -> None:
     """Raises UserError if a method needs budgets as input that equal the truncation.
 
     A value head and the score norms of the policy are computed with one budget per trace.
@@ -97,7 +96,7 @@ def overlong_filtered(method: Method) -> Method:
     return dataclasses.replace(method, advantages=advantages)
 
 
-def declares_budget(config: Config) -> bool:
+def declares_budget(config: MethodSettings) -> bool:
     """True if the responses of the config's method begin with a budget chosen by the policy.
 
     Unlike `load_method`, this function accepts configs that are incompatible with the method.
@@ -105,7 +104,7 @@ def declares_budget(config: Config) -> bool:
     return make_method(config).declares_budget
 
 
-def built_in_departures(config: Config) -> list[str]:
+def built_in_departures(config: MethodSettings) -> list[str]:
     """Lists the settings of a config that differ from its method's publication.
 
     The list is empty for user-defined methods, which are not loaded.
@@ -115,7 +114,7 @@ def built_in_departures(config: Config) -> list[str]:
     return departures(config, load_method(config))
 
 
-def advice(config: Config) -> list[str]:
+def advice(config: MethodSettings) -> list[str]:
     """Returns the recommendations of a built-in method about the settings of a config.
 
     A training run prints them and continues.
@@ -128,7 +127,7 @@ def advice(config: Config) -> list[str]:
     return list(module.advice(config))
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each problem with `config.method` and the settings it uses.
 
     No device is used. User-defined methods are not loaded. `load_method` checks them when a
@@ -152,7 +151,7 @@ def problems(config: Config) -> Iterator[str]:
     yield from redefinitions(config, method.published)
     yield from _stage_problems(config, method)
     yield from _teacher_problems(config, method)
-    if method.pays_by_verdicts and reward_shares(config.reward):
+    if method.pays_by_verdicts and config.reward_shares:
         yield (
             f"reward.weights: method={config.method} rewards an answer for being right, which "
             "can't be read from a mixture of rewards; set it to {}, or use another method such as "
@@ -160,7 +159,7 @@ def problems(config: Config) -> Iterator[str]:
         )
 
 
-def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
+def _ahead_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     """Yields an error message if dynamic sampling is combined with asynchronous rollouts."""
     if config.rollout.async_steps and method.dynamic_sampling is not None:
         yield (
@@ -169,7 +168,7 @@ def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
         )
 
 
-def _stage_problems(config: Config, method: Method) -> Iterator[str]:
+def _stage_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     """Yields an error message if `budget.stages` is set but budgets do not truncate traces."""
     if config.budget.stages and not method.truncates_at_budget:
         yield (
@@ -179,7 +178,7 @@ def _stage_problems(config: Config, method: Method) -> Iterator[str]:
         )
 
 
-def _teacher_problems(config: Config, method: Method) -> Iterator[str]:
+def _teacher_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     """Yields an error message if the policy is its own teacher but gets no budget embedding.
 
     The teacher would be the same policy, or would read the trace's budget in its prompt.
@@ -197,7 +196,7 @@ def _teacher_problems(config: Config, method: Method) -> Iterator[str]:
         )
 
 
-def make_method(config: Config) -> Method:
+def make_method(config: MethodSettings) -> Method:
     """Builds the method specified by `config.method` without checking its compatibility.
 
     Raises:

@@ -6,17 +6,17 @@ A cut is a truncation point of the thinking, at which an answer is graded.
 from jaxtyping import Array, Float
 
 from bacr_jax import rewards
-from bacr_jax.config import Config
+from bacr_jax.config import CutsConfig, RewardConfig
 
 
-def progress_coefficient(config: Config) -> float:
+def progress_coefficient(reward: RewardConfig) -> float:
     """Returns lambda of Eq. 7, or 0 if the dense reward is disabled."""
-    return config.reward.coefficient if config.reward.dense else 0.0
+    return reward.coefficient if reward.dense else 0.0
 
 
-def cut_weights(config: Config) -> Float[Array, "M"]:
+def cut_weights(cuts: CutsConfig) -> Float[Array, "M"]:
     """Returns the weight w_j of each truncation point (cut) in the objective sum_j w_j R_j.
 
     In the paper, all weights are 1/M (Eq. 9).
     """
-    return rewards.cut_weights(config.cuts.weights, config.cuts.count)
+    return rewards.cut_weights(cuts.weights, cuts.count)

@@ -1,7 +1,7 @@
 """RLOO (arXiv 2402.14740): the baseline of a trace is the mean over the rest of its group."""
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Method, Published
@@ -16,7 +16,7 @@ PUBLISHED = {
 }
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds RLOO: correctness minus the leave-one-out mean of the group."""
     leave_one_out = advantages.rloo_advantage
     return grpo_family(config, "RLOO", leave_one_out, centred=leave_one_out, published=PUBLISHED)

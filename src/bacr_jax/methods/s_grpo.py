@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import rewards as cutting
 from bacr_jax.advantages import to_go
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
@@ -124,14 +124,14 @@ def exit_credit(
     return thinking, answers
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     yield from budget_input_problems(config)
     if config.cuts.count == 1:
         yield "cuts.count=1: method=s_grpo compares the exits of a trace; set it to 2 or more"
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds S-GRPO with `cuts.count` exits (truncation points) per trace.
 
     The last exit is at the end of the thinking.

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from bacr_jax.config import Config, SelfBudgeterConfig
+from bacr_jax.config import SelfBudgeterConfig
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.method import GroupBatch, Method, Published, RejectionSFT
@@ -140,7 +141,7 @@ def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
     return budget, tokens_ending_inside + 1
 
 
-def problems(config: Config) -> Iterator[str]:
+def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     settings = config.selfbudgeter
     yield from family.problems(config)
@@ -172,7 +173,7 @@ def no_limits(num_questions: int) -> Float[Array, "n"]:
     return jnp.full(num_questions, jnp.inf, jnp.float32)
 
 
-def first_stage(config: Config, close: str) -> RejectionSFT:
+def first_stage(config: MethodSettings, close: str) -> RejectionSFT:
     """Builds the supervised stage in which the policy learns to begin with a budget.
 
     The declared budget is the length of the response in tokens, followed by `close`.
@@ -201,7 +202,7 @@ def first_stage(config: Config, close: str) -> RejectionSFT:
     )
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds SelfBudgeter: GRPO on the budget-matching reward.
 
     The state contains one limit per training question: the length of the initial policy's response

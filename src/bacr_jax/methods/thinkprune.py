@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.grpo_family import grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.l1 import GRPO_OF_VERL
@@ -24,7 +24,7 @@ PUBLISHED = {
 }
 
 
-def make(config: Config) -> Method:
+def make(config: MethodSettings) -> Method:
     """Builds ThinkPrune: GRPO with reward 0 for responses that exceed the token limit.
 
     The limit is the budget, which `budget.stages` lowers during training. All other responses are

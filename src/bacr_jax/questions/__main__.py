@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, DataConfig, ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, data_set, entry_point
 from bacr_jax.config.resolve import builtin_vocab
-from bacr_jax.config.settings import resolve
+from bacr_jax.config.settings import Settings, resolve
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
@@ -123,12 +123,12 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def report(
-    questions: "QuestionSet", config: Config, *, against: "QuestionSet | None", tokenizer: Any
+    questions: "QuestionSet", settings: Settings, *, against: "QuestionSet | None", tokenizer: Any
 ) -> Iterator[str]:
     """Yields lines that describe a question set.
 
     Args:
-      config: config of a run on this set, for its groups and prompts.
+      settings: settings of a run on this set, for its groups and prompts.
       against: training set to search for near-duplicates of the questions, or None.
       tokenizer: tokenizer for the lengths of prompts; None to leave the lengths out.
     """
@@ -136,6 +136,7 @@ def report(
 
     from bacr_jax.questions.splits import THRESHOLD, mark_duplicates, repeated
 
+    data = settings.task.data
     if against is not None:
         questions = mark_duplicates(questions, against)
     yield from questions.summary()
@@ -149,16 +150,16 @@ def report(
         f"{level or 'none'}: {level_counts[level]:,}" for level in levels if level in level_counts
     ]
     yield f"levels: {', '.join(level_texts)}"
-    group_sizes = np.bincount(questions.groups, minlength=config.data.num_groups)
+    group_sizes = np.bincount(questions.groups, minlength=data.num_groups)
     group_texts = [f"{group}: {size:,}" for group, size in enumerate(group_sizes)]
-    yield f"groups (data.groups={config.data.groups}): {', '.join(group_texts)}"
+    yield f"groups (data.groups={data.groups}): {', '.join(group_texts)}"
     subject_counts = Counter(subject or "none" for subject in questions.subjects)
     subject_texts = [f"{subject}: {count:,}" for subject, count in subject_counts.most_common()]
     yield f"subjects: {', '.join(subject_texts)}"
     if tokenizer is None:
         yield "prompt tokens: not measured; pass --tokenizer DIR to measure them"
     else:
-        yield _lengths(questions, config, tokenizer)
+        yield _lengths(questions, settings, tokenizer)
     yield f"repeated questions in the set: {repeated(questions.questions):,}"
     if against is None:
         yield (
@@ -194,7 +195,7 @@ def _answer_kinds(answers: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
-def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
+def _lengths(questions: "QuestionSet", settings: Settings, tokenizer: Any) -> str:
     """Returns the quantiles of the lengths of prompts in tokens.
 
     Raises:
@@ -209,8 +210,8 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     from bacr_jax.prompts.formats import format_for
     from bacr_jax.prompts.show_prompts import prompt_ids
 
-    task = resolve(config).task
-    style = format_for(config.data, declares_budget=declares_budget(config))
+    task = settings.task
+    style = format_for(task.data, declares_budget=declares_budget(settings.method))
     texts = questions.questions
     words = budget_words(task.budget_text, style)
     name = style.name
@@ -218,7 +219,7 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
         name += f", {words.replace(BUDGET, str(task.largest_budget))!r}"
     prompts = prompt_ids(style, words, task.largest_budget, texts, tokenizer)
     lengths = np.array([len(ids) for ids in prompts])
-    limit = config.data.max_prompt_tokens
+    limit = task.data.max_prompt_tokens
     if lengths.min() > limit:
         # Raises the same error as a run on this set.
         encode_prompts(tokenizer, texts, style, max_tokens=limit)
@@ -234,7 +235,7 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     )
 
 
-def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
+def _tokenizer(options: argparse.Namespace, data: DataConfig, model: ModelConfig) -> Any:
     """Returns the tokenizer of the prompts.
 
     It is the tokenizer of the set if the set defines its tokens, else the tokenizer of --tokenizer,
@@ -244,7 +245,7 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
-    set_tokenizer = own_tokenizer(config.data)
+    set_tokenizer = own_tokenizer(data)
     folder = options.tokenizer and str(options.tokenizer)
     if set_tokenizer is not None:
         if folder:
@@ -252,7 +253,7 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
                 f"--tokenizer {folder}: these questions have their own tokens; leave the option out"
             )
         return set_tokenizer
-    model_folder = config.model.tokenizer or config.model.path
+    model_folder = model.tokenizer or model.path
     if folder is None and options.config and model_folder:
         if Path(model_folder).is_dir():
             folder = model_folder
@@ -294,17 +295,17 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     against = None
     if options.against:
         against = load_questions(options.against, config.data, config.seed, "train")
-    tokenizer = _tokenizer(options, config)
+    tokenizer = _tokenizer(options, config.data, config.model)
     if options.show_prompts is not None:
         from bacr_jax.methods.registry import declares_budget
         from bacr_jax.prompts.formats import format_for
         from bacr_jax.prompts.show_prompts import shown_prompts
 
-        style = format_for(config.data, declares_budget=declares_budget(config))
+        style = format_for(config.data, declares_budget=declares_budget(resolve(config).method))
         task = resolve(config).task
         yield from shown_prompts(task, style, questions, tokenizer, count=options.show_prompts)
         return
-    yield from report(questions, config, against=against, tokenizer=tokenizer)
+    yield from report(questions, resolve(config), against=against, tokenizer=tokenizer)
     if options.inspect is None:
         yield from missing_set_lines(config.data, config.eval)
     if split == "train":

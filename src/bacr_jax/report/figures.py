@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.config import io as config_io
 from bacr_jax.config.presets import preset_of
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report import pictures
@@ -119,7 +120,7 @@ def run_looks(runs: Sequence[RunData]) -> dict[str, Series]:
     """Returns a curve with the look of each run's method, by the run's label."""
     names = []
     for run in runs:
-        preset = preset_of(run.config)
+        preset = preset_of(config_io.flatten(run.config))
         names.append(run.config.method if preset is None else preset.name)
     return dict(zip([run.label for run in runs], looks_of(names)))
 
@@ -152,7 +153,7 @@ def draw_run(run: RunData) -> None:
 
 
 def _training_rows(run: RunData) -> list[list[Chart]]:
-    charts = training_charts(run.metrics, run.config)
+    charts = training_charts(run.metrics, run.config.budget.prior)
     return [charts[start : start + 3] for start in range(0, len(charts), 3)]
 
 

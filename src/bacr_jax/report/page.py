@@ -10,8 +10,9 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.presets import method_text
+from bacr_jax.config.presets import method_text, preset_of
 from bacr_jax.config.resolve import mixture
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.decline import declines, interval_before
 from bacr_jax.evaluation.folder import finished_evaluations
@@ -69,7 +70,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     training_sets = [set_title(name) for _, name in mixture(config.data.train)]
     rows = [
         ("state", f"{state}, {steps:,} steps"),
-        ("method", method_text(config, run.method)),
+        ("method", method_text(preset_of(config_io.flatten(config)), run.method)),
         ("model", _model_text(config.model)),
         ("trained on", ", ".join(training_sets)),
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),
@@ -99,7 +100,7 @@ def _model_text(model: ModelConfig) -> str:
 
 def _departures(run: RunData) -> list[Part]:
     """Returns a folded list of settings that differ from the method's publication, if any."""
-    departures = run.summary.get("departures", built_in_departures(run.config))
+    departures = run.summary.get("departures", built_in_departures(resolve(run.config).method))
     if not departures:
         return []
     title = f"{len(departures)} settings depart from the method's publication"
@@ -338,7 +339,7 @@ def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
         parts.append(_facts_table(runs))
         parts += _departures(run)
         if run.metrics:
-            charts = training_charts(run.metrics, run.config)[:2]
+            charts = training_charts(run.metrics, run.config.budget.prior)[:2]
         return parts + _charts(charts)
     return [*_compared(runs, main_set, titles), _facts_table(runs), _differing_keys(runs)]
 
@@ -408,7 +409,7 @@ def _training(runs: Sequence[RunData], traces: Mapping[str, Sequence[Trace]]) ->
     if len(runs) > 1:
         charts += compared_charts(runs, looks)
     elif runs[0].metrics:
-        charts += training_charts(runs[0].metrics, runs[0].config)
+        charts += training_charts(runs[0].metrics, runs[0].config.budget.prior)
         charts += budget_charts(runs[0].metrics)
     if any(run.metrics for run in runs):
         charts += machinery_charts(runs, traces, looks)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.config import Config
 from bacr_jax.report.charts import (
     SMOOTH_FROM,
     Axis,
@@ -99,7 +98,7 @@ def _series(
     return [raw, smooth]
 
 
-def training_charts(records: Sequence[Mapping[str, Any]], config: Config) -> list[Chart]:
+def training_charts(records: Sequence[Mapping[str, Any]], prior: str) -> list[Chart]:
     """Builds charts of accuracy by cut, reward, lengths, entropy, curriculum and pass rate.
 
     A chart is left out if its metrics were not recorded, if they are those of another chart, or if
@@ -107,7 +106,7 @@ def training_charts(records: Sequence[Mapping[str, Any]], config: Config) -> lis
 
     Args:
       records: lines of metrics.jsonl.
-      config: config of the run.
+      prior: `budget.prior` of the run.
     """
     curves = Curves(records)
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
@@ -121,7 +120,7 @@ def training_charts(records: Sequence[Mapping[str, Any]], config: Config) -> lis
         charts.append(Chart("Reward", _reward_curves(curves), _STEP, Axis("mean reward")))
     charts.append(Chart("Budget and thinking", lengths, _STEP, _TOKENS))
     charts.append(Chart("Entropy", entropy, _STEP, _NATS))
-    if config.budget.prior == "curriculum":
+    if prior == "curriculum":
         location = _group_curves(curves, "curriculum/mu_")
         title = "Scheduled location of budgets"
         charts.append(Chart(title, location, _STEP, _TOKENS, note=hard))

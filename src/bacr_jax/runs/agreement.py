@@ -13,13 +13,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 
 import bacr_jax
 from bacr_client.fingerprint import file_digests
-from bacr_jax.config import Config
-from bacr_jax.config import io as config_io
 from bacr_jax.config.reproducible import DUMP, LOAD
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.parallel import processes
@@ -40,23 +39,23 @@ _MAX_LENGTH = 60
 Facts = dict[str, str]
 
 
-def start_facts(config: Config, options: Mapping[str, object]) -> Facts:
+def start_facts(values: Mapping[str, Any], options: Mapping[str, object]) -> Facts:
     """Collects the values that all processes must share and that need no input files.
 
     The values are the config, the command-line options, digests of the source code, package
     versions, the backend and the driver of the accelerator, and environment variables.
 
     Args:
-      config: config of this process.
+      values: values of this process's config, by dotted key.
       options: values of the command-line options by name.
     """
     facts = {}
-    values = {key: value for key, value in config_io.flatten(config).items() if key not in FREE}
-    for name, value in {**values, **options}.items():
+    shared = {key: value for key, value in values.items() if key not in FREE}
+    for name, value in {**shared, **options}.items():
         facts[name] = json.dumps(value, default=str)
-    method = Path(config.method)
+    method = Path(values["method"])
     if method.is_file():
-        facts[f"the file {config.method}"] = _digest(method.read_bytes())
+        facts[f"the file {method}"] = _digest(method.read_bytes())
     for name in VERSIONED:
         facts[name] = version(name)
     facts["the code of bacr_jax"] = _code_digest()
@@ -72,10 +71,14 @@ def start_facts(config: Config, options: Mapping[str, object]) -> Facts:
     return facts
 
 
-def input_facts(config: Config, environment: TaskData) -> Facts:
+def input_facts(values: Mapping[str, Any], environment: TaskData) -> Facts:
     """Returns digests of the inputs, which must be equal in all processes.
 
     The inputs are the questions, prompts, verifier sources, tokenizer and weights.
+
+    Args:
+      values: values of this process's config, by dotted key.
+      environment: questions and prompts.
     """
     facts = {}
     sets = {"data.train": environment.train, **environment.eval}
@@ -85,7 +88,6 @@ def input_facts(config: Config, environment: TaskData) -> Facts:
         facts[f"the digest of {name} (prompts)"] = digest
     for name, digest in environment.verifier_digests.items():
         facts[f"the source of {name}"] = digest
-    values = config_io.flatten(config)
     for key in ("model.path", "model.tokenizer", "adapter.path"):
         if not values[key]:
             continue

@@ -12,11 +12,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, OutputConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.files import (
@@ -96,16 +96,16 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_path(config: Config) -> Path:
+def run_path(output: OutputConfig) -> Path:
     """Returns the path of the run folder, with ~ and environment variables expanded.
 
     Raises:
       UserError: if the home folder can't be determined, or a variable is not set.
     """
     try:
-        return expand_home(config.output.dir)
+        return expand_home(output.dir)
     except ValueError as error:
-        raise UserError(f"output.dir={config.output.dir}: {error}") from None
+        raise UserError(f"output.dir={output.dir}: {error}") from None
 
 
 class RunPaths:
@@ -217,7 +217,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         """Returns the keys for which `config_now` differs from the config file."""
         if self.config_now is None:
             return []
-        return list(_differing(self.config, self.config_now))
+        return list(_differing(self.config, config_io.flatten(self.config_now)))
 
     def keep_config(self) -> None:
         """Writes `config_now` to the config file, and records the previous values.
@@ -227,7 +227,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         """
         if self.config_now is None:
             return
-        differing = _differing(self.config, self.config_now)
+        differing = _differing(self.config, config_io.flatten(self.config_now))
         if differing:
             change = {
                 "before": {key: before for key, (before, _) in differing.items()},
@@ -270,13 +270,12 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
             write_lines(self.evaluations, remaining)
 
 
-def _differing(recorded_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+def _differing(recorded_file: Path, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns the recorded and new values of keys that must not change, by key."""
     recorded = config_io.flatten(read_config_file(recorded_file))
-    present = config_io.flatten(config)
     return {
         key: (recorded[key], value)
-        for key, value in present.items()
+        for key, value in values.items()
         if recorded[key] != value and key not in _MAY_DIFFER
     }
 
@@ -308,7 +307,7 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
 
 
 def _refuse_foreign_folder(
-    path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
+    path: Path, values: Mapping[str, Any], where: str, resume: Resume, allowed: Sequence[str]
 ) -> None:
     """Raises UserError unless the folder is new, empty, or contains a run that can be resumed."""
     begun = is_begun(path, where, _CONFIG, "run")
@@ -325,7 +324,7 @@ def _refuse_foreign_folder(
             "--resume never"
         )
     try:
-        differing = _differing(path / _CONFIG, config)
+        differing = _differing(path / _CONFIG, values)
     except UserError as error:
         raise UserError(
             f"{where} contains a run whose config can't be read ({error}); use "
@@ -443,14 +442,15 @@ def open_run(
       UserError: the folder can't be used. Nothing in it was changed.
     """
     where = _key_and_value(path)
+    values = config_io.flatten(config)
     with usable(where):
-        _refuse_foreign_folder(path, config, where, resume, allowed)
+        _refuse_foreign_folder(path, values, where, resume, allowed)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
         try:
             # Check again, because another process may have created a run before the
             # folder was locked.
-            _refuse_foreign_folder(path, config, where, resume, allowed)
+            _refuse_foreign_folder(path, values, where, resume, allowed)
             drop_left_over(path)
             folder = RunFolder(path, lock)
             folder.is_new = not folder.config.exists()
@@ -466,12 +466,19 @@ def open_run(
 
 
 def check_run_folder(
-    path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
+    path: Path, values: Mapping[str, Any], *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> None:
-    """Raises the UserError that `open_run` would raise, without changing the folder."""
+    """Raises the UserError that `open_run` would raise, without changing the folder.
+
+    Args:
+      path: run folder.
+      values: values of the run's config, by dotted key.
+      resume: what to do with an existing run (see `open_run`).
+      allowed: keys whose values may differ from an existing run.
+    """
     where = _key_and_value(path)
     with usable(where):
-        _refuse_foreign_folder(path, config, where, resume, allowed)
+        _refuse_foreign_folder(path, values, where, resume, allowed)
         check_writable(path)
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax import parallel
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import param_dtype
+from bacr_jax.config import WarmupConfig
+from bacr_jax.config.settings import PolicySettings
 from bacr_jax.errors import UserError
 from bacr_jax.model import adapters, budget, qwen2, value
 from bacr_jax.model.hf import peft
@@ -141,14 +141,21 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
     return policy.make(lambda: value.init(key, num_features=width, hidden_size=hidden_size))
 
 
-def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:
+def read_base(
+    folder: Path,
+    settings: PolicySettings,
+    warmup: WarmupConfig,
+    state: Path,
+    moved: Path | None = None,
+) -> Params:
     """Loads the base weights of a checkpoint's LoRA adapters, and `adapter_scale`.
 
     The adapters were trained on these frozen weights, which checkpoints do not contain.
 
     Args:
       folder: run folder.
-      config: config of the run.
+      settings: settings of the run's policy.
+      warmup: section `warmup` of the run's config.
       state: folder `state` of the checkpoint.
       moved: current location of the folder `model.path` if the folder was moved, otherwise None.
 
@@ -158,17 +165,18 @@ def read_base(folder: Path, config: Config, state: Path, moved: Path | None = No
     Raises:
       UserError: the base weights are missing or differ from the recorded fingerprint.
     """
-    dtype = jnp.dtype(param_dtype(config))
-    if config.warmup.steps:
-        source = Path(config.warmup.dir) if config.warmup.dir else RunPaths(folder).warmup
+    dtype = jnp.dtype(settings.param_dtype)
+    adapter = settings.adapter
+    if warmup.steps:
+        source = Path(warmup.dir) if warmup.dir else RunPaths(folder).warmup
         params = _read_warmup(source, dtype)
     else:
-        assert config.model.path is not None
-        source = moved or Path(config.model.path)
+        assert settings.model.path is not None
+        source = moved or Path(settings.model.path)
         params = load_policy(source, dtype=dtype)[1]
     params.pop("budget", None)
-    assert config.adapter.rank is not None
-    params["adapter_scale"] = np.float32(config.adapter.alpha / config.adapter.rank)
+    assert adapter.rank is not None
+    params["adapter_scale"] = np.float32(adapter.alpha / adapter.rank)
     expected = read_meta(state).get("base_fingerprint")
     if expected not in (None, fingerprint(params)):
         raise UserError(

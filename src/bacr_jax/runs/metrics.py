@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, OutputConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.files import append_line, check_regular, read_lines, write_atomically
@@ -25,10 +25,15 @@ TableRows = Sequence[Mapping[str, Any]]
 class TensorBoard:
     """Writes TensorBoard events to the folder `tensorboard` of a run."""
 
-    def __init__(self, folder: RunFolder, config: Config):
-        """Stores the folder and the config. The event file is created at the first step."""
+    def __init__(self, folder: RunFolder, config_text: str):
+        """Stores the folder and the config. The event file is created at the first step.
+
+        Args:
+          folder: folder of the run.
+          config_text: config of the run, as YAML.
+        """
         self._folder = folder
-        self._config = config
+        self._config_text = config_text
         self._writer: Any = None
 
     def _open_from(self, first_step: int) -> Any:
@@ -50,7 +55,7 @@ class TensorBoard:
             events._worker.stop()
             events.add_event = events._ev_writer.write_event
             # Markdown renders lines that are indented by four spaces verbatim.
-            lines = [f"    {line}\n" for line in config_io.to_yaml(self._config).splitlines()]
+            lines = [f"    {line}\n" for line in self._config_text.splitlines()]
             writer.add_text("config", "".join(lines), first_step)
         return self._writer
 
@@ -101,9 +106,9 @@ def _markdown_row(values: Iterable[Any]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def check_wandb(config: Config) -> None:
+def check_wandb(output: OutputConfig) -> None:
     """Raises UserError if `output.wandb` is set and the wandb package is not installed."""
-    if config.output.wandb and importlib.util.find_spec("wandb") is None:
+    if output.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError(
             "output.wandb=true: wandb is not installed; set output.wandb=false, or run pip "
             'install -e ".[wandb]" in a clone of the repository'
@@ -113,16 +118,19 @@ def check_wandb(config: Config) -> None:
 class Wandb:
     """Logs to a run of Weights & Biases, whose id is stored in the run folder."""
 
-    def __init__(self, folder: RunFolder, config: Config):
+    def __init__(self, folder: RunFolder, values: Mapping[str, Any]):
         """Starts a new W&B run, or resumes the W&B run whose id is stored in the folder.
 
         The project and the run name are read from the environment variables WANDB_PROJECT and
         WANDB_NAME, and default to the name of the folder. WANDB_MODE is respected.
 
+        Args:
+          folder: folder of the run.
+          values: values of the run's config, by dotted key.
+
         Raises:
           UserError: wandb is not installed or could not start.
         """
-        check_wandb(config)
         import wandb
 
         id_file = folder.wandb / "id"
@@ -135,7 +143,7 @@ class Wandb:
                 id=identity,
                 resume="allow",
                 dir=folder.path,
-                config=config_io.flatten(config),
+                config=dict(values),
                 # Do not capture terminal output, because the progress line would fill the log.
                 settings=wandb.Settings(console="off"),
             )
@@ -211,9 +219,10 @@ class MetricsWriter:
         self._folder = folder
         self._boards: list[TensorBoard | Wandb] = []
         if writes and config.output.tensorboard:
-            self._boards.append(TensorBoard(folder, config))
+            self._boards.append(TensorBoard(folder, config_io.to_yaml(config)))
         if writes and config.output.wandb:
-            self._boards.append(Wandb(folder, config))
+            check_wandb(config.output)
+            self._boards.append(Wandb(folder, config_io.flatten(config)))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of a step to metrics.jsonl, sorted by name with machine metrics last.

@@ -77,14 +77,14 @@ def provenance(
 
 
 def check_same_questions(
-    then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
+    then: Mapping[str, Any], now: Mapping[str, Any], train: str | Sequence[str], run: Path
 ) -> None:
     """Checks that a run continues with the same questions and verifiers.
 
     Args:
       then: provenance of the checkpoint.
       now: provenance of the current inputs.
-      config: config of the run.
+      train: `data.train` of the run's config.
       run: run folder, for error messages.
 
     Raises:
@@ -93,7 +93,7 @@ def check_same_questions(
     advice = "restore the file, or use another output.dir"
     if then["data_fingerprint"] != now["data_fingerprint"]:
         raise UserError(
-            f"data.train={written(config.data.train)}: its questions differ from those that the "
+            f"data.train={written(train)}: its questions differ from those that the "
             f"run in {run} was trained on; {advice}"
         )
     evaluated_before = then["evaluated_fingerprints"]
@@ -135,7 +135,7 @@ _PROMPT_KEYS = (
 
 
 def check_same_prompts(
-    then: Mapping[str, Any], now: Mapping[str, str], config: Config, run: Path
+    then: Mapping[str, Any], now: Mapping[str, str], values: Mapping[str, Any], run: Path
 ) -> None:
     """Checks that a checkpoint is used with the same tokenizer, chat template and prompts.
 
@@ -144,7 +144,7 @@ def check_same_prompts(
     Args:
       then: provenance of the checkpoint.
       now: current digests, all or some of `TaskData.prompt_fingerprints`.
-      config: config with which `now` was computed.
+      values: values of the config with which `now` was computed, by dotted key.
       run: run folder, for error messages.
 
     Raises:
@@ -153,10 +153,10 @@ def check_same_prompts(
     before = then.get("prompt_fingerprints")
     if not before:
         return
-    settings = json.loads(json.dumps(config_io.flatten(config)))
+    settings = json.loads(json.dumps(dict(values)))
     changed = any(then["config"].get(key) != settings[key] for key in _PROMPT_KEYS)
-    key = "model.tokenizer" if config.model.tokenizer else "model.path"
-    folder = f"{key}={config.model.tokenizer or config.model.path}"
+    key = "model.tokenizer" if values["model.tokenizer"] else "model.path"
+    folder = f"{key}={values[key]}"
     advice = "restore the files, or use another output.dir"
     for name, digest in now.items():
         if before.get(name, digest) == digest:

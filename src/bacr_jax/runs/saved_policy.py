@@ -5,6 +5,7 @@ weights.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import fingerprints, thinking_section, tokenizers
@@ -52,7 +54,9 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
         return trained
     from bacr_jax.runs.initial import read_base
 
-    return {**read_base(folder, read_config(folder), state, base), **trained}
+    config = read_config(folder)
+    weights = read_base(folder, resolve(config).policy, config.warmup, state, base)
+    return {**weights, **trained}
 
 
 def _state_folder(folder: Path, step: int) -> Path:
@@ -60,20 +64,27 @@ def _state_folder(folder: Path, step: int) -> Path:
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
-def trained_style(config: Config) -> PromptFormat:
-    """Returns the prompt format that a run was trained with."""
+def trained_style(settings: MethodSettings) -> PromptFormat:
+    """Returns the prompt format that a run was trained with.
+
+    Args:
+      settings: settings of the run's method.
+    """
     from bacr_jax.methods.registry import declares_budget
 
-    return format_for(config.data, declares_budget=declares_budget(config))
+    return format_for(settings.data, declares_budget=declares_budget(settings))
 
 
-def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
+def check_trained_with(
+    run: Path, step: int, values: Mapping[str, Any], style: PromptFormat, tokenizer: Any
+) -> None:
     """Checks that a run was trained with this tokenizer and this chat template.
 
     Args:
       run: run folder.
       step: step of the checkpoint, which contains the digests of the tokenizer and the template.
-      config: config of the run.
+      values: values of the run's config, by dotted key.
+      style: prompt format of the run.
       tokenizer: tokenizer to check.
 
     Raises:
@@ -84,9 +95,9 @@ def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> 
 
     now = {
         "tokenizer": fingerprints.tokenizer_fingerprint(tokenizer),
-        "template": fingerprints.template_fingerprint(tokenizer, trained_style(config)),
+        "template": fingerprints.template_fingerprint(tokenizer, style),
     }
-    check_same_prompts(read_meta(_state_folder(run, step)), now, config, run)
+    check_same_prompts(read_meta(_state_folder(run, step)), now, values, run)
 
 
 @dataclass(frozen=True)
@@ -163,9 +174,11 @@ class SavedPolicy:
         from bacr_jax.runs import setup
 
         if self.step is not None:
-            tokenizer = setup.run_tokenizer(self.config)
+            tokenizer = setup.run_tokenizer(self.config.data, self.config.model)
             if self.trained is not None:
-                check_trained_with(self.folder, self.step, self.trained, tokenizer)
+                values = config_io.flatten(self.trained)
+                style = trained_style(resolve(self.trained).method)
+                check_trained_with(self.folder, self.step, values, style, tokenizer)
             return tokenizer
         model = self.config.model
         folder = model.tokenizer or model.path

@@ -14,8 +14,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bacr_jax import parallel
-from bacr_jax.config import AdapterConfig, Config
-from bacr_jax.config.resolve import largest_evaluated, param_dtype
+from bacr_jax.config import (
+    AdapterConfig,
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from bacr_jax.config.settings import PolicySettings, ResponseLimits
 from bacr_jax.errors import UserError
 from bacr_jax.files import check_model_folder
 from bacr_jax.learner.spec import LearnerSpec, phi_of
@@ -31,18 +38,17 @@ from bacr_jax.rollout import RolloutSpec
 from bacr_jax.types import Params
 
 
-def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
+def model_shape(model: ModelConfig, vocab_size: int) -> Qwen2Config:
     """Returns the shape of the model that the config section `model` specifies.
 
     Args:
-      config: config of the run.
+      model: section `model` of the config.
       vocab_size: number of embedding rows of a custom model. Presets and model folders define their
         own number.
 
     Raises:
       UserError: the model folder can't be read.
     """
-    model = config.model
     if model.path is not None:
         check_model_folder(model.path, "model.path")
         return read_hf_config(model.path)
@@ -61,7 +67,7 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
     )
 
 
-def run_tokenizer(config: Config) -> Any:
+def run_tokenizer(data: DataConfig, model: ModelConfig) -> Any:
     """Loads the tokenizer of a run from its data or its model folder.
 
     Raises:
@@ -70,23 +76,21 @@ def run_tokenizer(config: Config) -> Any:
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
-    tokenizer_of_data = own_tokenizer(config.data)
+    tokenizer_of_data = own_tokenizer(data)
     if tokenizer_of_data is not None:
         return tokenizer_of_data
-    model = config.model
     where = "model.tokenizer" if model.tokenizer else "model.path"
     return load_tokenizer(model.tokenizer or model.path, where=where, model=model.path)
 
 
-def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
+def vocabulary_rows(model: ModelConfig, tokenizer_size: int) -> int:
     """Returns the number of embedding rows, which may exceed the size of the tokenizer.
 
     Raises:
       UserError: the model has fewer embedding rows than the tokenizer has ids.
     """
-    rows = model_shape(config, tokenizer_size).vocab_size
+    rows = model_shape(model, tokenizer_size).vocab_size
     if tokenizer_size > rows:
-        model = config.model
         model_key = f"model.path={model.path}" if model.path else f"model.preset={model.preset}"
         where = model_key
         subject = "the model"
@@ -100,11 +104,11 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
     return rows
 
 
-def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
+def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: int) -> None:
     """Checks the initial policy of a run without reading its weights.
 
     Args:
-      config: config of the run.
+      settings: settings of the policy.
       shape: shape of the model.
       longest_prompt: number of tokens of the longest prompt.
 
@@ -112,24 +116,26 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
       UserError: the model folder, the attention implementation, the adapters or the number of
         positions can't be used.
     """
-    if config.model.path is not None:
-        check_folder(config.model.path)
-    if config.distill.teacher is not None:
-        _check_teacher(config.distill.teacher, shape)
-    for name, section in (("model", config.model), ("rollout", config.rollout)):
+    model = settings.model
+    adapter = settings.adapter
+    if model.path is not None:
+        check_folder(model.path)
+    if settings.distill.teacher is not None:
+        _check_teacher(settings.distill.teacher, shape)
+    for name, section in (("model", model), ("rollout", settings.rollout)):
         if section.attention == "cudnn" and (shape.head_dim % 8 or shape.head_dim > 256):
             raise UserError(
                 f"{name}.attention=cudnn takes heads of up to 256 in steps of 8, found "
                 f"{shape.head_dim}; set {name}.attention=xla"
             )
-    if config.adapter.rank is not None and config.model.path is None and not config.warmup.steps:
+    if adapter.rank is not None and model.path is None and not settings.has_warmup:
         raise UserError(
-            f"adapter.rank={config.adapter.rank}: the frozen base would be random weights; set "
+            f"adapter.rank={adapter.rank}: the frozen base would be random weights; set "
             "model.path=FOLDER (or warmup.steps for the ledger)"
         )
-    if config.adapter.path is not None:
-        peft.check_adapter(config.adapter.path, shape, config.adapter)
-    check_positions(config, shape, longest_prompt)
+    if adapter.path is not None:
+        peft.check_adapter(adapter.path, shape, adapter)
+    check_positions(settings.limits, shape, longest_prompt)
 
 
 def _check_teacher(folder: str, shape: Qwen2Config) -> None:
@@ -152,13 +158,13 @@ def _check_teacher(folder: str, shape: Qwen2Config) -> None:
         )
 
 
-def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
+def check_positions(limits: ResponseLimits, shape: Qwen2Config, longest_prompt: int) -> None:
     """Raises UserError if prompt, thinking and answer may exceed the model's positions."""
-    trained = config.budget.max
-    evaluated = largest_evaluated(config)
-    largest = max(trained, evaluated) + config.budget.grace
+    trained = limits.max
+    evaluated = limits.largest_evaluated
+    largest = max(trained, evaluated) + limits.grace
     key = "budget.max" if trained >= evaluated else "eval.budgets"
-    answers = config.rollout.answer_tokens
+    answers = limits.answer_tokens
     free = shape.max_positions - longest_prompt - answers
     if largest > free:
         advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
@@ -169,21 +175,23 @@ def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> 
         )
 
 
-def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
+def check_allowance(
+    allowance: int | None, limits: ResponseLimits, longest_prompt: int, answers: int
+) -> None:
     """Checks that the longest row of a batch fits into `train.micro_batch_tokens`.
 
     A row consists of a prompt, its thinking and all answers sampled from it.
 
     Args:
-      config: config of the run.
+      allowance: `train.micro_batch_tokens`, or None without a limit.
+      limits: limits of prompts, thinking and answers.
       longest_prompt: number of tokens of the longest training prompt.
       answers: number of tokens of all answers of a row, including forced tokens.
 
     Raises:
       UserError: a row may have more tokens than `train.micro_batch_tokens`.
     """
-    allowance = config.train.micro_batch_tokens
-    thinking = config.budget.max + config.budget.grace
+    thinking = limits.max + limits.grace
     longest = longest_prompt + thinking + answers
     if allowance is not None and allowance < longest:
         raise UserError(
@@ -193,7 +201,7 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
         )
 
 
-def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> Any:
+def attention_for(compute_dtype: str, head_dim: int, backend: str, wanted: str) -> Any:
     """Returns the attention implementation for the config value `wanted`.
 
     "auto" selects cuDNN attention if all GPU generations support it for this head size and dtype,
@@ -202,11 +210,11 @@ def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> A
     if wanted != "auto":
         return wanted
     heads_fit = head_dim % 8 == 0 and head_dim <= 128
-    supported = config.model.compute_dtype == "bfloat16" and heads_fit
+    supported = compute_dtype == "bfloat16" and heads_fit
     return "cudnn" if supported and backend == "gpu" else "xla"
 
 
-def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
+def mesh_shape(settings: PolicySettings, shape: Qwen2Config, num_devices: int) -> MeshShape:
     """Returns the mesh shape that the config section `mesh` specifies.
 
     Raises:
@@ -214,14 +222,15 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
         can't be divided evenly over this mesh.
     """
     layout = parallel.resolve(
-        config.mesh,
+        settings.mesh,
         num_devices,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
         num_kv_heads=shape.num_kv_heads,
     )
-    _check_rows_divide(config, layout)
-    for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
+    _check_rows_divide(settings.rollout, settings.train, layout)
+    decoded_rows = {"rollout.slots": settings.rollout.slots, "eval.slots": settings.eval_slots}
+    for name, slots in decoded_rows.items():
         if slots is not None and slots % layout.slot_shards:
             nearest = max(slots // layout.slot_shards, 1) * layout.slot_shards
             raise UserError(
@@ -231,10 +240,8 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
     return layout
 
 
-def _check_rows_divide(config: Config, layout: MeshShape) -> None:
+def _check_rows_divide(rollout: RolloutConfig, train: TrainConfig, layout: MeshShape) -> None:
     """Raises UserError if a mesh shape can't divide the rows of a batch evenly."""
-    rollout = config.rollout
-    train = config.train
     shards = layout.row_shards
     rows = rollout.questions * rollout.group_size
     devices = f"mesh.data x mesh.fsdp = {shards} devices"
@@ -269,14 +276,14 @@ def _check_rows_divide(config: Config, layout: MeshShape) -> None:
         )
 
 
-def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
+def decoding_mesh(mesh: MeshConfig, shape: Qwen2Config, num_devices: int) -> MeshShape:
     """Returns the mesh shape for decoding without training, with replicas of the policy.
 
     Each replica decodes a different part of the batch. A replica uses as many devices as in the run
     (`mesh.decode_tensor`). If this number does not divide both the devices and the model, the
     largest smaller number that does is used.
     """
-    wanted = config.mesh.decode_tensor or config.mesh.tensor
+    wanted = mesh.decode_tensor or mesh.tensor
     common_divisor = math.gcd(
         num_devices, shape.num_kv_heads, shape.hidden_size, shape.intermediate_size
     )
@@ -391,60 +398,64 @@ def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
 
 
 def make_policy(
-    config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
+    settings: PolicySettings, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
     """Builds the static settings of a run's policy for training with a method.
 
     Args:
-      config: config of the run.
+      settings: settings of the policy.
       method: method to train.
       vocab_size: number of embedding rows of a custom model.
       mesh: mesh shape, or None for a single device.
     """
     learner_mesh, decode_mesh = _meshes(mesh)
-    product_dtype = config.model.product_dtype
-    shape = model_shape(config, vocab_size)
-    attention = functools.partial(attention_for, config, shape.head_dim, jax.default_backend())
+    model = settings.model
+    limits = settings.limits
+    product_dtype = model.product_dtype
+    shape = model_shape(model, vocab_size)
+    attention = functools.partial(
+        attention_for, model.compute_dtype, shape.head_dim, jax.default_backend()
+    )
     learner = LearnerSpec(
         model=shape,
-        conditioning=config.conditioning if method.conditioned else None,
-        loss=config.loss,
-        value=config.value if method.uses_value else None,
-        b_max=config.budget.max,
-        temperature=config.rollout.temperature,
-        dtype=jnp.dtype(config.model.compute_dtype),
+        conditioning=settings.conditioning if method.conditioned else None,
+        loss=settings.loss,
+        value=settings.value if method.uses_value else None,
+        b_max=limits.max,
+        temperature=settings.rollout.temperature,
+        dtype=jnp.dtype(model.compute_dtype),
         product_dtype=None if product_dtype is None else jnp.dtype(product_dtype),
-        implementation=attention(config.model.attention),
-        scan=config.model.scan_layers,
-        remat=config.model.remat,
-        chunk=config.model.logprob_chunk,
+        implementation=attention(model.attention),
+        scan=model.scan_layers,
+        remat=model.remat,
+        chunk=model.logprob_chunk,
         mesh=learner_mesh,
-        distill=config.distill.coef,
+        distill=settings.distill.coef,
     )
-    rows = config.rollout.questions * config.rollout.group_size
+    rows = settings.rollout.questions * settings.rollout.group_size
     rollout = RolloutSpec(
         config=learner.model,
         conditioning=learner.conditioning,
-        max_thinking=config.budget.max,
-        answer_tokens=config.rollout.answer_tokens,
-        slots=config.rollout.slots or rows,
-        chunk=config.rollout.chunk,
-        windows=config.rollout.windows,
-        refill=config.rollout.refill,
+        max_thinking=limits.max,
+        answer_tokens=limits.answer_tokens,
+        slots=settings.rollout.slots or rows,
+        chunk=settings.rollout.chunk,
+        windows=settings.rollout.windows,
+        refill=settings.rollout.refill,
         dtype=learner.dtype,
         product_dtype=learner.product_dtype,
         implementation=learner.implementation,
-        attention=attention(config.rollout.attention),
+        attention=attention(settings.rollout.attention),
         answers=method.answers,
-        group_size=config.rollout.group_size,
-        grace=config.budget.grace,
+        group_size=settings.rollout.group_size,
+        grace=limits.grace,
         mesh=decode_mesh,
         cuts_relative_to_length=method.cuts_relative_to_length,
     )
     evaluation = dataclasses.replace(
         rollout,
-        max_thinking=max(config.budget.max, largest_evaluated(config)),
-        slots=config.eval.slots or rollout.slots,
+        max_thinking=max(limits.max, limits.largest_evaluated),
+        slots=settings.eval_slots or rollout.slots,
         answers=1,
         group_size=1,
         cuts_relative_to_length=False,
@@ -453,6 +464,6 @@ def make_policy(
         learner,
         rollout,
         evaluation,
-        adapter=config.adapter if config.adapter.rank else None,
-        param_dtype=jnp.dtype(param_dtype(config)),
+        adapter=settings.adapter if settings.adapter.rank else None,
+        param_dtype=jnp.dtype(settings.param_dtype),
     )

@@ -81,7 +81,7 @@ def iterate(
         )
     chosen = choose(rounds)
     # Only rewards use outcomes weighted by reward.weights. Pass rates and logs do not.
-    reward_batch = grading.credited(run.config, chosen.group_batch)
+    reward_batch = grading.credited(run.config.reward, chosen.group_batch)
     # Start sampling the next batch (lines 3 to 10) in the background (rollout.async_steps).
     upcoming = sample_ahead(run, state, step + 1, cursors, clock, poll)
     # Compute V(q, b, b_j) of Eq. 11 before psi is updated on this batch.

@@ -8,8 +8,9 @@ import contextlib
 import dataclasses
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OutputConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import uninterrupted
 from bacr_jax.errors import UserError, faults_of
@@ -38,63 +39,70 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
             raise UserError(f"--allow-change {key} is not a key of a config; use {near[0]}")
 
 
-def with_local_model(config: Config, *, download: bool) -> Config:
+def with_local_model(model: ModelConfig, *, download: bool) -> ModelConfig:
     """Replaces the name of a Hugging Face hub model in `model.path` by a local folder.
 
     Args:
-      config: config whose `model.path` is a folder, a name on the hub, or None.
+      model: settings whose `path` is a folder, a name on the hub, or None.
       download: True to download the model if it is not in the hub's cache.
 
     Returns:
-      A config whose `model.path` is a local folder, or None if it was None.
+      Settings whose `path` is a local folder, or None if it was None.
     """
-    if config.model.path is None:
-        return config
+    if model.path is None:
+        return model
     from bacr_jax.model.hf.hub import local_folder
 
-    path = local_folder(config.model.path, download=download, where="model.path")
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
+    path = local_folder(model.path, download=download, where="model.path")
+    return dataclasses.replace(model, path=path)
 
 
-def begun_config(config: Config) -> Config | None:
-    """Returns the config of an existing run in `output.dir`, or None if it can't be read."""
+def begun_data(output: OutputConfig) -> DataConfig | None:
+    """Returns the data settings of an existing run in `output.dir`, or None if it can't be read."""
     # An unreadable config is reported later, when the run folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
-        return run_folder.read_config_file(run_folder.RunPaths(run_path(config)).config)
+        return run_folder.read_config_file(run_folder.RunPaths(run_path(output)).config).data
     return None
 
 
-def with_prompt_date(config: Config) -> Config:
-    """Sets the date that the chat template writes into prompts.
-
-    A new run uses today's date, and a resumed run uses the date that it recorded. The config is
-    returned unchanged if its chat template writes no date.
-    """
-    from bacr_jax.prompts import prompt_date
-
-    begun = begun_config(config)
-    data = prompt_date.with_prompt_date(
-        config.data,
-        config.model.tokenizer or config.model.path,
-        None if begun is None else begun.data,
-    )
-    return dataclasses.replace(config, data=data)
-
-
-def with_available_sets(config: Config) -> Config:
-    """Removes missing evaluation sets from the config if `data.eval_missing` is `skip`.
+def with_available_sets(
+    data: DataConfig, evaluation: EvalConfig, begun: DataConfig | None, run: Path
+) -> DataConfig:
+    """Removes missing evaluation sets from the settings if `data.eval_missing` is `skip`.
 
     Prints one line for every removed set.
+
+    Args:
+      data: section `data` of the config.
+      evaluation: section `eval` of the config.
+      begun: data settings of the run that is resumed, or None.
+      run: run folder.
     """
     from bacr_jax.questions.missing import without_missing
 
-    begun = begun_config(config)
-    data, lines = without_missing(
-        config.data, config.eval, None if begun is None else begun.data, run_path(config)
-    )
+    data, lines = without_missing(data, evaluation, begun, run)
     for line in lines:
         print(line, flush=True)
-    return dataclasses.replace(config, data=data)
+    return data
+
+
+def completed(config: Config, *, download: bool) -> Config:
+    """Fills in what a run reads from files: its model folder, evaluation sets and prompt date.
+
+    Args:
+      config: config that `check` accepts.
+      download: True to download the model if it is not in the hub's cache.
+
+    Raises:
+      UserError: the model or a set is missing.
+    """
+    from bacr_jax.prompts.prompt_date import with_prompt_date
+
+    model = with_local_model(config.model, download=download)
+    begun = begun_data(config.output)
+    data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
+    data = with_prompt_date(data, model.tokenizer or model.path, begun)
+    return dataclasses.replace(config, model=model, data=data)
 
 
 def check_inputs(
@@ -116,17 +124,21 @@ def check_inputs(
       UserError: if at least one check failed. The error lists all failures.
     """
     from bacr_jax.runs.metrics import check_wandb
-    from bacr_jax.training.warmup_folder import check_warmup
+    from bacr_jax.training.warmup_folder import check_warmup, warmup_fingerprint
 
-    inputs = _Inputs(config, download=download)
-    path = run_path(config)
+    inputs = _Inputs(config, download)
+    path = run_path(config.output)
     faults = faults_of(
         inputs.resolve_model,
         inputs.resolve_sets,
         inputs.resolve_prompt_date,
-        lambda: check_run_folder(path, inputs.config, resume=resume, allowed=allowed),
-        lambda: check_wandb(config),
-        lambda: check_warmup(inputs.config, run_folder.RunPaths(path)),
+        lambda: check_run_folder(
+            path, config_io.flatten(inputs.config), resume=resume, allowed=allowed
+        ),
+        lambda: check_wandb(config.output),
+        lambda: check_warmup(
+            config.warmup, warmup_fingerprint(inputs.config), run_folder.RunPaths(path)
+        ),
         inputs.read,
     )
     if faults:
@@ -134,6 +146,7 @@ def check_inputs(
     return inputs.lines
 
 
+@dataclasses.dataclass
 class _Inputs:
     """The inputs of a run, which `check_inputs` checks one after another.
 
@@ -141,49 +154,61 @@ class _Inputs:
 
     Attributes:
       config: config with the results of the checks so far.
+      download: True to download the model if it is not in the hub's cache.
       lines: lines to print about valid inputs.
+      reported: `model.path` and names of sets that are missing. They are reported once.
     """
 
-    def __init__(self, config: Config, *, download: bool):
-        self.config = config
-        self.lines: list[str] = []
-        self._download = download
-        # `model.path` and names of sets that are missing. They are reported once.
-        self._reported: set[str] = set()
+    config: Config
+    download: bool
+    lines: list[str] = dataclasses.field(default_factory=list)
+    reported: set[str] = dataclasses.field(default_factory=set)
 
     def resolve_model(self) -> None:
         """Replaces a model's name by its folder. Raises UserError if the model is missing."""
-        self._reported.add("model.path")
-        self.config = with_local_model(self.config, download=self._download)
-        self._reported.remove("model.path")
+        self.reported.add("model.path")
+        model = with_local_model(self.config.model, download=self.download)
+        self.config = dataclasses.replace(self.config, model=model)
+        self.reported.remove("model.path")
 
     def resolve_sets(self) -> None:
         """Removes sets that may be missing. Raises UserError if a needed set is missing."""
         from bacr_jax.questions.missing import missing_together
 
-        line, missing = missing_together(self.config.data)
+        config = self.config
+        line, missing = missing_together(config.data)
         if line:
-            self._reported.update(missing)
+            self.reported.update(missing)
             raise UserError(line)
-        self.config = with_available_sets(self.config)
+        begun = begun_data(config.output)
+        data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
+        self.config = dataclasses.replace(config, data=data)
 
     def resolve_prompt_date(self) -> None:
         """Sets the date in the prompts, which depends on the model's chat template."""
-        if "model.path" not in self._reported:
-            self.config = with_prompt_date(self.config)
+        from bacr_jax.prompts.prompt_date import with_prompt_date
+
+        config = self.config
+        if "model.path" not in self.reported:
+            folder = config.model.tokenizer or config.model.path
+            data = with_prompt_date(config.data, folder, begun_data(config.output))
+            self.config = dataclasses.replace(config, data=data)
 
     def read(self) -> None:
         """Reads all inputs that are not reported as missing. Raises UserError if any is invalid."""
         from bacr_jax.parallel import processes
+        from bacr_jax.runs.setup import model_shape
         from bacr_jax.training import initialize, run_summary
 
         processes.check_platform()
-        if self._reported:
-            faults = initialize.faults_of_inputs(self.config, frozenset(self._reported))
+        if self.reported:
+            faults = initialize.faults_of_inputs(self.config, frozenset(self.reported))
             if faults:
                 raise UserError(*faults)
             return
         method, environment, verifier_lines = initialize.check_inputs(self.config)
-        path = run_path(self.config)
-        described = run_summary.check_lines(self.config, path, method, environment)
+        path = run_path(self.config.output)
+        shape = model_shape(self.config.model, environment.vocab_size)
+        facts = run_summary.RunFacts(self.config, path, method, shape, environment)
+        described = run_summary.check_lines(facts)
         self.lines = [*verifier_lines, *described]

@@ -5,8 +5,6 @@
 
 from typing import Any
 
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import selection_set
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_record
 from bacr_jax.evaluation.summary import Summary
@@ -28,10 +26,10 @@ class Evaluations:
       best: best evaluated checkpoint that still exists, or None.
     """
 
-    def __init__(self, config: Config, folder: RunFolder, checkpoints: Checkpoints):
+    def __init__(self, selected: str | None, folder: RunFolder, checkpoints: Checkpoints):
         self.records: list[dict[str, Any]] = []
         self.framing: dict[str, dict[str, Summary]] = {}
-        self.selected = selection_set(config.eval, config.data)
+        self.selected = selected
         self.best: Candidate | None = None
         self._candidates: list[Candidate] = []
         self._folder = folder

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.config import Config, resolve
+from bacr_jax.config import RewardConfig
+from bacr_jax.config.resolve import CORRECT, reward_shares
 from bacr_jax.methods import GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan
@@ -83,10 +84,10 @@ def reward_scores(
         rollout.trunks, rollout.branches, references, questions, poll
     )
     by_name = {name: scores[name].reshape(outcomes.shape) for name in scores}
-    return {resolve.CORRECT: outcomes, **by_name}
+    return {CORRECT: outcomes, **by_name}
 
 
-def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
+def credited(reward: RewardConfig, group_batch: GroupBatch) -> GroupBatch:
     """Returns the batch from which rewards and advantages are computed.
 
     The outcomes of `group_batch` are replaced by the weighted sum of all reward scores
@@ -95,7 +96,7 @@ def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
     scores: Any = group_batch.by_reward
     if not scores:
         return group_batch
-    shares = resolve.reward_shares(config.reward)
+    shares = reward_shares(reward)
     mixed = sum(share * scores[name] for name, share in shares.items())
     return dataclasses.replace(group_batch, by_answer=mixed, outcomes=mixed.mean(-1))
 

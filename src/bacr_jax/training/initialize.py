@@ -20,9 +20,10 @@ import jax
 import numpy as np
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config
-from bacr_jax.config.resolve import mixture, warmup_config
-from bacr_jax.config.settings import resolve
+from bacr_jax.config import Config, DataConfig, ModelConfig
+from bacr_jax.config import io as config_io
+from bacr_jax.config.resolve import mixture
+from bacr_jax.config.settings import Settings, TaskSettings, WarmupSettings, resolve
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.methods import Method, load_method
@@ -46,6 +47,7 @@ from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state, plain_rollout
 from bacr_jax.training.sft_batches import SftBatches
 from bacr_jax.training.warmup import Batches, ledger_batches, styled_prompts, warm_up
+from bacr_jax.training.warmup_folder import warmup_fingerprint
 from bacr_jax.types import Params, Poll, Prompts
 
 # Maximum number of questions used to measure the accuracy of a warm-up.
@@ -156,8 +158,12 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
     iterate(run, state, 0, reference=reference, poll=poll)
 
 
-def check_restarts(config: Config, folder: RunFolder) -> None:
+def check_restarts(folder: RunFolder, warmup_dir: str | None) -> None:
     """Stops a job that Slurm keeps restarting although it saves no progress between restarts.
+
+    Args:
+      folder: run folder.
+      warmup_dir: `warmup.dir`. None if the warm-up is in the run folder.
 
     Raises:
       TrainingFailed: the job was restarted too often without a new checkpoint. Raised in all
@@ -165,7 +171,7 @@ def check_restarts(config: Config, folder: RunFolder) -> None:
     """
     reason = ""
     if processes.is_first():
-        warmup = Path(config.warmup.dir or folder.warmup)
+        warmup = Path(warmup_dir or folder.warmup)
         reason = give_up_reason(folder, warmup, os.environ)
     reason = processes.text_from_first(reason)
     if reason:
@@ -202,15 +208,21 @@ def open_inputs(config: Config) -> tuple[Method, TaskData]:
 
     It does no work on a device, so that errors in the config are reported early.
     """
-    method = load_method(config)
-    tokenizer, vocab_size = tokenizer_of(config)
-    shape = setup.model_shape(config, vocab_size)
+    settings = resolve(config)
+    method = load_method(settings.method)
+    tokenizer, vocab_size = tokenizer_of(config.data, config.model)
+    shape = setup.model_shape(config.model, vocab_size)
     style = format_for(config.data, declares_budget=method.declares_budget)
-    environment = build_environment(resolve(config).task, tokenizer, vocab_size, style=style)
-    setup.check_model(config, shape, environment.longest_prompt)
+    environment = build_environment(settings.task, tokenizer, vocab_size, style=style)
+    setup.check_model(settings.policy, shape, environment.longest_prompt)
     tokens_per_answer = environment.rules.suffix_length + config.rollout.answer_tokens
     answer_tokens = method.num_cuts * method.answers * tokens_per_answer
-    setup.check_allowance(config, environment.train.longest, answer_tokens)
+    setup.check_allowance(
+        config.train.micro_batch_tokens,
+        settings.limits,
+        environment.train.longest,
+        answer_tokens,
+    )
     environment.check_verifier()
     return method, environment
 
@@ -229,7 +241,7 @@ def open_inputs_together(config: Config) -> tuple[Method, TaskData]:
     except UserError as error:
         refuse_if_processes_differ({}, error)
         raise
-    refuse_if_processes_differ(input_facts(config, environment))
+    refuse_if_processes_differ(input_facts(config_io.flatten(config), environment))
     return method, environment
 
 
@@ -250,7 +262,8 @@ def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
         if warning is not None:
             print(warning, file=sys.stderr)
         if config.warmup.steps and config.data.train != "ledger":
-            SftBatches(warmup_config(config), _warmup_environment(config, environment))
+            settings = resolve(config)
+            SftBatches(settings.warmup, _warmup_environment(settings, environment))
         lines = environment.try_verifiers()
         environment.close()
         return method, environment, lines
@@ -267,9 +280,9 @@ def faults_of_inputs(config: Config, reported: frozenset[str] = frozenset()) -> 
       reported: `model.path` and names of sets that the caller has found to be missing. They are not
         opened, because each would cause a second error.
     """
-    checks: list[Callable[[], object]] = [functools.partial(load_method, config)]
+    checks: list[Callable[[], object]] = [functools.partial(load_method, resolve(config).method)]
     if "model.path" not in reported:
-        checks.append(functools.partial(tokenizer_of, config))
+        checks.append(functools.partial(tokenizer_of, config.data, config.model))
     if config.grader:
         checks.append(functools.partial(load_verifier, config.grader))
     sets: list[tuple[Split, Any]] = [("train", config.data.train)]
@@ -280,10 +293,10 @@ def faults_of_inputs(config: Config, reported: frozenset[str] = frozenset()) -> 
     return faults_of(*checks)
 
 
-def tokenizer_of(config: Config) -> tuple[Any, int]:
+def tokenizer_of(data: DataConfig, model: ModelConfig) -> tuple[Any, int]:
     """Returns the tokenizer of a run, and the number of embedding rows that its model needs."""
-    tokenizer = setup.run_tokenizer(config)
-    return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
+    tokenizer = setup.run_tokenizer(data, model)
+    return tokenizer, setup.vocabulary_rows(model, len(tokenizer))
 
 
 def restore_files(
@@ -332,7 +345,7 @@ def after_rejection_sft(
         params, method_state, tokens = rejection_sft(
             run,
             fresh,
-            shared_format_environment(run.config, run.environment),
+            shared_format_environment(resolve(run.config).task, run.environment),
             on_progress=lambda step, total, loss: phase.update(step, loss=loss),
             poll=poll,
         )
@@ -340,24 +353,22 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(config: Config, current: TaskData) -> TaskData:
+def shared_format_environment(task: TaskSettings, current: TaskData) -> TaskData:
     """Returns the task data with the prompt format that all methods share."""
-    shared_format = format_for(config.data)
+    shared_format = format_for(task.data)
     if shared_format == current.style:
         return current
-    task = resolve(config).task
     return build_environment(task, current.tokenizer, current.vocab_size, style=shared_format)
 
 
-def _warmup_environment(config: Config, current: TaskData) -> TaskData:
+def _warmup_environment(settings: Settings, current: TaskData) -> TaskData:
     """Returns the task data of the warm-up, in the prompt format that all methods share.
 
-    The questions are drawn with the seed of the warm-up's config, which may differ from the run's
-    seed.
+    The questions are drawn with the seed of the warm-up, which may differ from the run's seed.
     """
-    task = resolve(warmup_config(config)).task
-    if task.seed == config.seed:
-        return shared_format_environment(config, current)
+    if settings.warmup.seed == settings.task.seed:
+        return shared_format_environment(settings.task, current)
+    task = dataclasses.replace(settings.task, seed=settings.warmup.seed)
     return build_environment(
         task, current.tokenizer, current.vocab_size, style=format_for(task.data)
     )
@@ -380,21 +391,21 @@ class _WarmupData:
     prompts_of: Callable[[Any], tuple[Prompts, list[str]]]
 
 
-def _warmup_data(config: Config, environment: TaskData) -> _WarmupData:
+def _warmup_data(settings: WarmupSettings, environment: TaskData) -> _WarmupData:
     """Returns the warm-up data, from the synthetic ledger task or the training set's traces."""
-    largest_budget = config.budget.max
-    if config.data.train != "ledger":
-        traces = SftBatches(config, environment)
+    largest_budget = settings.largest_budget
+    if settings.data.train != "ledger":
+        traces = SftBatches(settings, environment)
         return _WarmupData(
             traces.batch, traces.styles, lambda style: traces.opened(style, largest_budget)
         )
 
     def prompts_of(style: ledger.Style) -> tuple[Prompts, list[str]]:
         # Measure the long style on the hardest questions, which only this style can solve.
-        level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
+        level = ledger.MAX_LEVEL if style == "steps" else settings.warmup.style_level
         return styled_prompts(environment.train, style, level, largest_budget)
 
-    return _WarmupData(ledger_batches(config), (), prompts_of)
+    return _WarmupData(ledger_batches(settings), (), prompts_of)
 
 
 def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll) -> Params:
@@ -402,13 +413,16 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
 
     If CPU cores are idle, the programs of the training loop are compiled in the background.
     """
-    config = warmup_config(run.config)
-    warmup_run = dataclasses.replace(run, config=config)
-    warmup_folder = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
+    settings = resolve(run.config)
+    warmup = settings.warmup.warmup
+    warmup_run = dataclasses.replace(
+        run, config=dataclasses.replace(run.config, seed=settings.warmup.seed)
+    )
+    warmup_folder = Path(warmup.dir) if warmup.dir else folder.warmup
     # Grade with the exact grader, because several runs with different graders may share a warm-up.
-    environment = _warmup_environment(run.config, run.environment).exactly_graded()
+    environment = _warmup_environment(settings, run.environment).exactly_graded()
     compiles_ahead = can_compile_ahead(run) and not WarmupPaths(warmup_folder).identity.exists()
-    data = _warmup_data(config, environment)
+    data = _warmup_data(settings.warmup, environment)
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
         if style is None:
@@ -419,8 +433,8 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
         )
 
     with (
-        progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
-        phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
+        progress.phase("warm-up", warmup.steps, "compiling its first step") as phase,
+        phase_memory("warm-up", batch_tokens=warmup.batch_tokens),
         compiling_in_background(lambda poll_work: compile_ahead(run, poll_work)) as begin,
     ):
 
@@ -433,7 +447,8 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
                 poll()
 
         params = warm_up(
-            config,
+            settings.warmup,
+            warmup_fingerprint(run.config),
             run.policy,
             warmup_folder,
             batches=data.batches,

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.config import Config
 from bacr_jax.config.resolve import function_name
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.methods.budget_prior import budget_locations
@@ -79,7 +79,7 @@ def iteration_metrics(
     metrics |= rollout_metrics(rounds[0])
     if run.method.dynamic_sampling is not None:
         metrics |= sampling_metrics(rounds, chosen)
-    metrics |= schedule_metrics(schedule, weights, config=run.config)
+    metrics |= schedule_metrics(schedule, weights, settings=resolve(run.config).method)
     metrics["rollout/tokens"] = chosen.rollout.counters["tokens"]
     metrics["rollout/tokens_total"] = int(new.generated_tokens)
     if isinstance(state, RunStateAhead):
@@ -179,12 +179,12 @@ def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
 
 
 def schedule_metrics(
-    schedule: CurriculumState, weights: Float[Array, "K"], *, config: Config
+    schedule: CurriculumState, weights: Float[Array, "K"], *, settings: MethodSettings
 ) -> dict[str, Any]:
     """Returns the location mu_k, pass rate rho_k and weight w_k of each difficulty group."""
-    mu = budget_locations(config, schedule)
+    mu = budget_locations(settings, schedule)
     metrics = {}
-    for group in range(config.data.num_groups):
+    for group in range(settings.data.num_groups):
         metrics[f"curriculum/mu_{group}"] = float(mu[group])
         metrics[f"curriculum/pass_rate_{group}"] = float(schedule.pass_rate[group])
         metrics[f"curriculum/weight_{group}"] = float(weights[group])

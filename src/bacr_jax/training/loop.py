@@ -13,9 +13,11 @@ from typing import Any, NoReturn
 
 import jax
 
-from bacr_jax.config import Config, resolve
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.config.presets import preset_of
-from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.resolve import HOLDOUT, cap, selection_set
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
@@ -71,7 +73,7 @@ from bacr_jax.training.undo import (
     with_empty_snapshot,
     without_snapshot,
 )
-from bacr_jax.training.warmup_folder import check_warmup
+from bacr_jax.training.warmup_folder import check_warmup, warmup_fingerprint
 from bacr_jax.types import Params, Poll
 
 # Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
@@ -113,18 +115,19 @@ class Trainer:
         host_memory.keep_freed_memory()
         cache = keep_programs(config.output.compile_cache)
         self.method, self.environment = initialize.open_inputs_together(config)
-        check_warmup(config, folder)
-        self.preset = preset_of(config)
-        self.departures = departures(config, self.method)
+        check_warmup(config.warmup, warmup_fingerprint(config), folder)
+        self.preset = preset_of(config_io.flatten(config))
+        settings = resolve(config)
+        self.departures = departures(settings.method, self.method)
         vocab_size = self.environment.vocab_size
-        shape = setup.model_shape(config, vocab_size)
-        mesh = setup.mesh_shape(config, shape, jax.device_count())
-        self.policy = make_policy(config, self.method, vocab_size, mesh)
+        shape = setup.model_shape(config.model, vocab_size)
+        mesh = setup.mesh_shape(settings.policy, shape, jax.device_count())
+        self.policy = make_policy(settings.policy, self.method, vocab_size, mesh)
         facts = RunFacts(config, folder.path, self.method, shape, self.environment)
-        devices = devices_text(config, mesh)
+        devices = devices_text(config.model.compute_dtype, mesh)
         for line in (*start_lines(facts, devices, self.progress.width), *hint_lines(facts, cache)):
             self.progress.print_line(line)
-        self.steps = total_steps(config, len(self.environment.train))
+        self.steps = total_steps(config.train, config.rollout, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.run = with_servers(run, folder.path, self.progress.print_line)
         # Parameters of the reference policy for the KL penalty. None without a KL penalty.
@@ -133,8 +136,11 @@ class Trainer:
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.run = dataclasses.replace(self.run, before_update=self._free_memory)
         self.history = history.History(folder)
-        self.evaluations = Evaluations(config, folder, self.checkpoints)
-        self.health = RunHealth(largest_mismatch(config))
+        selected = selection_set(config.eval, config.data)
+        self.evaluations = Evaluations(selected, folder, self.checkpoints)
+        self.health = RunHealth(
+            largest_mismatch(config.model, config.rollout, config.loss, config.train.minibatches)
+        )
         self.guard = make_guard(config.train)
         self.limited = LimitedUpdates()
         self.verifier_watch = VerifierWatch()
@@ -147,7 +153,7 @@ class Trainer:
     @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
         """Returns the state to start or continue from, and the number of steps already done."""
-        initialize.check_restarts(self.config, self.folder)
+        initialize.check_restarts(self.folder, self.config.warmup.dir)
         if self.checkpoints.latest is not None:
             return self._resume(self.checkpoints.latest)
         self.run, state = initialize.initial_state(self.run, self.folder, self.progress, self.poll)
@@ -161,8 +167,9 @@ class Trainer:
         meta = self.checkpoints.meta(latest)
         step = meta["step"]
         description = self.describe(step)
-        check_same_questions(meta, description, self.config, self.folder.path)
-        check_same_prompts(meta, description["prompt_fingerprints"], self.config, self.folder.path)
+        check_same_questions(meta, description, self.config.data.train, self.folder.path)
+        prompts = description["prompt_fingerprints"]
+        check_same_prompts(meta, prompts, config_io.flatten(self.config), self.folder.path)
         for line in differences(meta, description):
             self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
@@ -483,7 +490,13 @@ class Trainer:
         if self.writes:
             self.evaluations.write_best()
         failed = self.environment.failures(failures_before)
-        for line in evaluation_notes(self.config, failed, record):
+        notes = evaluation_notes(
+            failed,
+            record,
+            format_report=self.config.output.format_report,
+            answer_tokens=self.config.rollout.answer_tokens,
+        )
+        for line in notes:
             self.progress.print_line(line)
         if when not in FRAME:
             for name, summary in record["sets"].items():
@@ -500,7 +513,7 @@ class Trainer:
             self.policy.decode_params(params),
             self.policy.evaluation,
             self.policy.phi_of(params),
-            resolve.cap(self.config),
+            cap(self.config.budget),
         )
         results = {}
         first = "" if self.evaluations.records else "compiling"
@@ -553,7 +566,13 @@ class Trainer:
             self.evaluations.framing["after"],
             self.method.name if self.preset is None else self.preset.name,
         )
-        publish(self.folder, self.config, self.metrics, step, again=self.took is not None)
+        publish(
+            self.folder,
+            self.metrics,
+            step,
+            report=self.config.output.report,
+            again=self.took is not None,
+        )
         self.progress.print_line(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"
@@ -566,7 +585,10 @@ class Trainer:
         if any(worse.values()) or (best is not None and best.step != step):
             self.progress.print_line(best_note(self.evaluations.best_record))
         question = next(iter(self.environment.eval.values())).set.questions[0]
-        self.progress.print_line("\n".join(next_lines(self.config, self.folder.path, question)))
+        method = resolve(self.config).method
+        self.progress.print_line(
+            "\n".join(next_lines(method, self.config.warmup, self.folder.path, question))
+        )
         return summary
 
     def _summary(

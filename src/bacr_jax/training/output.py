@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bacr_jax.config import Config
 from bacr_jax.config.resolve import HOLDOUT
 from bacr_jax.errors import attempt
 from bacr_jax.evaluation.decline import Decline
@@ -207,21 +206,23 @@ def evaluation_record(
 
 
 def evaluation_notes(
-    config: Config, failed: Iterable[str], record: Mapping[str, Any]
+    failed: Iterable[str], record: Mapping[str, Any], *, format_report: bool, answer_tokens: int
 ) -> Iterator[str]:
     """Yields messages for the terminal after an evaluation.
 
     Args:
       failed: messages of `TaskData.failures`.
       record: record of the evaluation in eval.jsonl.
+      format_report: `output.format_report`.
+      answer_tokens: `rollout.answer_tokens`.
     """
     yield from failed
-    if record["when"] == "before" and config.output.format_report:
+    if record["when"] == "before" and format_report:
         name = HOLDOUT if HOLDOUT in record["sets"] else next(iter(record["sets"]))
-        yield from format_lines(record["sets"][name], name, config)
+        yield from format_lines(record["sets"][name], name, answer_tokens)
 
 
-def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
+def format_lines(summary: Summary, name: str, answer_tokens: int) -> Iterator[str]:
     """Yields messages about answers of the starting policy that break the prompt format.
 
     The counts are taken from the evaluation before training at its largest budget, so nothing is
@@ -230,6 +231,7 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
     Args:
       summary: results of one evaluation set.
       name: name of the set.
+      answer_tokens: `rollout.answer_tokens`.
     """
     mode = "sampled" if "sampled" in summary else next(iter(summary))
     budgets = summary[mode]
@@ -245,7 +247,7 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
     if unclosed > NEVER_CLOSED:
         yield (
             "  advice: an answer that is never closed gets no reward; raise rollout.answer_tokens="
-            f"{config.rollout.answer_tokens}, or look at what the model reads: "
+            f"{answer_tokens}, or look at what the model reads: "
             "bacr data --config FILE --show-prompts 3"
         )
     if lenient_only > LENIENT_ONLY:
@@ -344,7 +346,7 @@ def _text(value: Any) -> str:
 
 
 def publish(
-    folder: RunFolder, config: Config, metrics: MetricsWriter, step: int, *, again: bool
+    folder: RunFolder, metrics: MetricsWriter, step: int, *, report: bool, again: bool
 ) -> None:
     """Writes the report and figures of a finished run, and sends figures and traces to dashboards.
 
@@ -352,6 +354,7 @@ def publish(
     does not stop the run.
 
     Args:
+      report: True to write the report and its figures (`output.report`).
       again: True if the run was already finished before, so that the dashboards already have the
         figures and traces.
     """
@@ -366,7 +369,7 @@ def publish(
         rows = trace_rows(shown_traces(read_traces(folder.rollouts)))
         metrics.show(step, "traces", rows)
 
-    if config.output.report:
+    if report:
         try_report(folder.path)
     if not again:
         attempt("pictures can't be shown", show_pictures)

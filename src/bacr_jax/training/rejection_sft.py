@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.learner.supervised import supervised_optimizer
 from bacr_jax.methods import RejectionSFT
@@ -173,7 +174,7 @@ def imitate(
     frozen, trained = adapters.split(params)
     optimizer = supervised_optimizer()
     training = WarmUp(
-        config=run.config,
+        settings=resolve(run.config).warmup,
         batches=batch,
         spec=dataclasses.replace(run.policy.learner, conditioning=None, value=None),
         tx=optimizer,

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from bacr_jax import curriculum, parallel
-from bacr_jax.config import Config
+from bacr_jax.config import Config, DistillConfig, RolloutConfig, TrainConfig
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import empty_batch
@@ -133,6 +133,7 @@ def make_run(
 
     The arguments are stored as fields of `Run`.
     """
+    teacher = make_teacher(config.distill, config.budget.max, policy)
     num_updates = total_steps * config.train.minibatches
     num_groups = config.data.num_groups
     groups = np.asarray(environment.train.set.groups)
@@ -153,7 +154,7 @@ def make_run(
             value_optimizer(config.value, config.optimizer, num_updates),
             environment.rules.allowed_tokens,
             config.optimizer.max_update_kl,
-            make_teacher(config, policy),
+            teacher,
         ),
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
@@ -162,27 +163,32 @@ def make_run(
     )
 
 
-def make_teacher(config: Config, policy: Policy) -> Teacher | None:
+def make_teacher(distill: DistillConfig, largest_budget: int, policy: Policy) -> Teacher | None:
     """Returns the teacher of on-policy distillation, or None without distillation.
 
     The weights of `distill.teacher` are loaded. Without this folder, the policy is its own teacher.
 
+    Args:
+      distill: section `distill` of the config.
+      largest_budget: largest budget of training, in tokens.
+      policy: settings of the policy.
+
     Raises:
       UserError: the folder of the teacher can't be read.
     """
-    if config.distill.coef == 0.0:
+    if distill.coef == 0.0:
         return None
     learner = policy.learner
-    folder = config.distill.teacher
+    folder = distill.teacher
     if folder is None:
-        return Teacher(learner, config.budget.max)
+        return Teacher(learner, largest_budget)
     sharding_of = None if learner.mesh is None else parallel.sharding_of(learner.mesh)
     shape, params = load_policy(folder, dtype=policy.param_dtype, sharding_of=sharding_of)
     spec = dataclasses.replace(learner, model=shape, conditioning=None)
     module = read_budget_module(folder)
     if module is not None:
         spec = dataclasses.replace(spec, conditioning=module.conditioning, b_max=module.b_max)
-    return Teacher(spec, config.budget.max, params)
+    return Teacher(spec, largest_budget, params)
 
 
 @dataclasses.dataclass
@@ -239,16 +245,17 @@ def plain_rollout(
     )
 
 
-def total_steps(config: Config, questions: int) -> int:
+def total_steps(train: TrainConfig, rollout: RolloutConfig, questions: int) -> int:
     """Returns the number of iterations of a run.
 
     Args:
+      train: section `train` of the config.
+      rollout: section `rollout` of the config.
       questions: number of training questions.
     """
-    train = config.train
     if train.steps is not None:
         return train.steps
-    return math.ceil(train.epochs * questions / config.rollout.questions)
+    return math.ceil(train.epochs * questions / rollout.questions)
 
 
 def init_state(

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import jax
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.presets import method_text
+from bacr_jax.config.presets import method_text, preset_of
 from bacr_jax.config.resolve import mixture
+from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import Method, registry
 from bacr_jax.methods.published import departures
@@ -31,7 +32,6 @@ from bacr_jax.questions.question_set import LeftOut
 from bacr_jax.questions.splits import REASON as HELD_OUT
 from bacr_jax.report.table import set_title
 from bacr_jax.runs.folder import RunPaths, steps_in
-from bacr_jax.runs.setup import model_shape
 from bacr_jax.training.run import total_steps
 
 # Width of the column with the labels, in characters.
@@ -101,22 +101,15 @@ def _fixed(text: str) -> str:
     return text.replace(" ", _FIXED_BLANK)
 
 
-def check_lines(
-    config: Config, folder: Path, method: Method, environment: TaskData
-) -> Iterator[str]:
+def check_lines(facts: RunFacts) -> Iterator[str]:
     """Yields what --check prints about valid inputs: sets, departures, and the run's first lines.
 
     Args:
-      config: config of the run.
-      folder: run folder, which may not exist.
-      method: method built from the config.
-      environment: questions and prompts.
+      facts: what to report. The run folder may not exist.
     """
-    yield from environment.describe_data(config.eval.size)
-    for departure in departures(config, method):
+    yield from facts.environment.describe_data(facts.config.eval.size)
+    for departure in departures(resolve(facts.config).method, facts.method):
         yield f"  {departure}"
-    shape = model_shape(config, environment.vocab_size)
-    facts = RunFacts(config, folder, method, shape, environment)
     width = shutil.get_terminal_size().columns
     yield from start_lines(facts, NO_DEVICES, width, is_check=True)
 
@@ -132,7 +125,7 @@ def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
     if host_memory.lacks_huge_pages(facts.shape.num_parameters):
         variable = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
         lines.append(f"faster on this CPU with {variable} in its environment")
-    lines += registry.advice(facts.config)
+    lines += registry.advice(resolve(facts.config).method)
     markup_warning = facts.environment.markup_warning()
     if markup_warning is not None:
         lines.append(markup_warning)
@@ -142,8 +135,8 @@ def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
 
 
 def _method(facts: RunFacts, is_check: bool) -> str:
-    text = method_text(facts.config, facts.method.name)
-    count = len(departures(facts.config, facts.method))
+    text = method_text(preset_of(config_io.flatten(facts.config)), facts.method.name)
+    count = len(departures(resolve(facts.config).method, facts.method))
     if not count:
         return text
     plural = "departures" if count > 1 else "departure"
@@ -191,7 +184,7 @@ def _size(facts: RunFacts, is_check: bool) -> list[str]:
     config = facts.config
     rollout = config.rollout
     train = facts.environment.train.set
-    steps = total_steps(config, len(train))
+    steps = total_steps(config.train, rollout, len(train))
     size = f"{steps:,} steps of {rollout.questions} questions x {rollout.group_size} traces"
     limit = config.train.max_generated_tokens
     if limit is not None:
@@ -226,11 +219,11 @@ def _left_out(rows: Sequence[LeftOut], list_command: str) -> str:
     return f"{text}, {held_out:,} {HELD_OUT}" if held_out else text
 
 
-def devices_text(config: Config, mesh: MeshShape) -> str:
+def devices_text(compute_dtype: str, mesh: MeshShape) -> str:
     """Describes the devices of a run, such as `1 CPU with 2 cores; computes in float32`.
 
     Args:
-      config: config of the run.
+      compute_dtype: `model.compute_dtype`.
       mesh: number of devices along each mesh axis.
     """
     devices = jax.devices()
@@ -243,36 +236,39 @@ def devices_text(config: Config, mesh: MeshShape) -> str:
         parts.append(f"data {mesh.data}, fsdp {mesh.fsdp}, tensor {mesh.tensor}")
     if jax.process_count() > 1:
         parts.append(f"{jax.process_count()} processes")
-    return f"{'; '.join(parts)}; computes in {config.model.compute_dtype}"
+    return f"{'; '.join(parts)}; computes in {compute_dtype}"
 
 
-def next_lines(config: Config, folder: Path, question: str) -> Iterator[str]:
+def next_lines(
+    method: MethodSettings, warmup: WarmupConfig, folder: Path, question: str
+) -> Iterator[str]:
     """Yields three things to do after a run, with their commands on lines of their own.
 
     Args:
-      config: config of the run.
+      method: settings of the run's method.
+      warmup: section `warmup` of the run's config.
       folder: run folder.
       question: a question of the first evaluation set.
     """
     run = shlex.quote(str(folder))
-    budgets = [budget for budget in config.eval.budgets if budget] or [config.budget.max]
+    budgets = [budget for budget in method.evaluated if budget] or [method.budget.max]
     ends = ",".join(map(str, dict.fromkeys([min(budgets), max(budgets)])))
     is_short = len(question) <= _MAX_QUESTION and question.isprintable()
     words = f" {shlex.quote(question)}" if is_short else ""
     yield f"{'look':{_LABEL_WIDTH}}bacr report --run {run}"
     yield f"{'ask':{_LABEL_WIDTH}}bacr generate --run {run} --budget {ends}{words}"
     label = "compare"
-    for line in _comparison(config, folder):
+    for line in _comparison(method.method, warmup, folder):
         yield f"{label:{_LABEL_WIDTH}}{line}"
         label = ""
 
 
-def _comparison(config: Config, folder: Path) -> list[str]:
+def _comparison(method: str, warmup: WarmupConfig, folder: Path) -> list[str]:
     """Returns the commands that train another method in the same way and compare both runs.
 
     Only the last command is returned, with a placeholder, if that method refuses the config.
     """
-    other_method = "bacr-robust" if config.method == "grpo" else "grpo"
+    other_method = "bacr-robust" if method == "grpo" else "grpo"
     run = shlex.quote(str(folder))
     config_path = RunPaths(folder).config
     try:
@@ -282,7 +278,7 @@ def _comparison(config: Config, folder: Path) -> list[str]:
         return [f"bacr report --run {run} --run OTHER_RUN"]
     other_folder = folder.with_name(f"{folder.name}-{other_method}")
     overrides = [f"output.dir={other_folder}"]
-    if config.warmup.steps and config.warmup.dir is None:
+    if warmup.steps and warmup.dir is None:
         overrides.append(f"warmup.dir={RunPaths(folder).warmup}")
     return [
         f"bacr train --config {shlex.quote(str(config_path))} --config methods/{other_method} \\",

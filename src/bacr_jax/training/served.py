@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bacr_client import Server, read_rules
-from bacr_jax.config import Config
+from bacr_jax.config import LossConfig, ModelConfig, RolloutConfig
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import write_params
@@ -35,7 +35,9 @@ from bacr_jax.types import NO_BUDGET, Params
 _ROWS_PER_PASS = 8
 
 
-def largest_mismatch(config: Config) -> float:
+def largest_mismatch(
+    model: ModelConfig, rollout: RolloutConfig, loss: LossConfig, minibatches: int
+) -> float:
     """Returns the maximum difference between sampler and learner attributed to rounding.
 
     The difference between their log-probabilities is measured in nats per token. With servers, the
@@ -43,12 +45,10 @@ def largest_mismatch(config: Config) -> float:
     larger if the policy is updated between sampling and learning. This happens for a batch that was
     sampled a step ahead, and with `loss.old_logprobs=sampler` and several minibatches.
     """
-    differs_by_update = config.rollout.async_steps or (
-        config.loss.old_logprobs == "sampler" and config.train.minibatches > 1
-    )
-    if config.rollout.engine == "jax" or differs_by_update:
+    differs_by_update = rollout.async_steps or (loss.old_logprobs == "sampler" and minibatches > 1)
+    if rollout.engine == "jax" or differs_by_update:
         return MISMATCH
-    return BOUNDS[config.model.product_dtype or config.model.compute_dtype]
+    return BOUNDS[model.product_dtype or model.compute_dtype]
 
 
 def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import WarmupSettings
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
@@ -19,8 +19,7 @@ from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
 from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet
-from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts
-from bacr_jax.training.warmup_folder import warmup_prompt_budgets
+from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, prompt_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
 
 # The first `FIRST` share of the steps trains only on the longest style. If the difficulty levels of
@@ -51,17 +50,17 @@ class SftBatches:
         writing down the reasoning.
     """
 
-    def __init__(self, config: Config, environment: TaskData):
+    def __init__(self, settings: WarmupSettings, environment: TaskData):
         """Tokenizes all traces and answers.
 
         Raises:
           UserError: no question has an answer and a trace in every style, or the longest example
             has more tokens than `warmup.batch_tokens`.
         """
-        self._config = config
-        self._budgets = warmup_prompt_budgets(config)
+        self._settings = settings
+        self._budgets = prompt_budgets(settings)
         self._tokenizer = environment.tokenizer
-        self.styles, self._weights = _styles(config, environment.train.set)
+        self.styles, self._weights = _styles(settings, environment.train.set)
         self._questions = _with_traces(environment.train, self.styles)
         held_out = _with_traces(environment.holdout, self.styles)
         self._measured = held_out if len(held_out) else self._questions
@@ -69,7 +68,7 @@ class SftBatches:
         style_format = environment.style
         if not len(questions):
             raise UserError(
-                f"warmup.steps={config.warmup.steps}: no question of {questions.name} has an "
+                f"warmup.steps={settings.warmup.steps}: no question of {questions.name} has an "
                 f"answer and a trace ({', '.join(self.styles)}); set it to 0, or set another "
                 "data.trace_column"
             )
@@ -90,7 +89,7 @@ class SftBatches:
         # Round up to a multiple of `_MULTIPLE`.
         self._widths = np.unique(-(-widths.astype(int) // _MULTIPLE) * _MULTIPLE)
         self._bucket = np.searchsorted(self._widths, lengths)
-        check_batch_tokens(config.warmup.batch_tokens, int(self._widths[-1]))
+        check_batch_tokens(settings.warmup.batch_tokens, int(self._widths[-1]))
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:
         """Tokenizes texts without special tokens."""
@@ -121,8 +120,8 @@ class SftBatches:
             style.
         """
         del practice
-        settings = self._config.warmup
-        rng = np.random.default_rng([self._config.seed, _STREAM, step])
+        settings = self._settings.warmup
+        rng = np.random.default_rng([self._settings.seed, _STREAM, step])
         weights = np.broadcast_to(self._weights[:, None], self._bucket.shape).copy()
         if step < FIRST * settings.steps:
             weights[:-1] = 0.0
@@ -130,7 +129,7 @@ class SftBatches:
             weights[:, levels > max(FIRST_LEVEL, levels.min())] = 0.0
         examples, bucket = draw_kinds(
             rng,
-            self._config.seed,
+            self._settings.seed,
             step,
             bucket_of=self._bucket.ravel(),
             weights=weights.ravel(),
@@ -207,17 +206,17 @@ def _answer_ending(style_format: PromptFormat) -> str:
     return brace + newline + style_format.answer_close
 
 
-def _styles(config: Config, questions: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
+def _styles(settings: WarmupSettings, questions: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the trace styles to train on, from short to long, and their sampling weights."""
     available = {source.styles for source, _ in questions.rows if source.trace is not None}
     if len(available) != 1:
         problem = "traces of different styles" if available else "no traces"
         raise UserError(
-            f"warmup.steps={config.warmup.steps}: data.train={written(config.data.train)} has "
+            f"warmup.steps={settings.warmup.steps}: data.train={written(settings.data.train)} has "
             f"{problem}; set it to 0, or set data.trace_column to their column"
         )
     (styles,) = available
-    weights = config.warmup.styles or dict.fromkeys(styles, 1.0)
+    weights = settings.warmup.styles or dict.fromkeys(styles, 1.0)
     for style in weights:
         if style not in styles:
             near = difflib.get_close_matches(style, styles, n=1, cutoff=0.0)[0]

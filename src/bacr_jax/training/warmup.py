@@ -35,7 +35,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import WarmupSettings
 from bacr_jax.errors import UserError
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.supervised import rows_right, supervised_optimizer, supervised_step
@@ -53,8 +53,6 @@ from bacr_jax.training.warmup_folder import (
     locked,
     read_warmup,
     save_warmup,
-    warmup_fingerprint,
-    warmup_prompt_budgets,
 )
 from bacr_jax.types import Params, Poll, Prompts
 
@@ -112,7 +110,7 @@ class WarmUp:
       last_shown: time of the last progress report (`time.monotonic`).
     """
 
-    config: Config
+    settings: WarmupSettings
     batches: Batches
     spec: LearnerSpec
     tx: Any
@@ -216,15 +214,20 @@ class WarmUp:
             self.last_shown = time.monotonic()
 
 
-def ledger_batches(config: Config) -> Batches:
+def prompt_budgets(settings: WarmupSettings) -> Int[np.ndarray, "n"] | None:
+    """Returns the budgets to write into prompts, or None if prompts contain no budget."""
+    return None if settings.prompt_budgets is None else np.array(settings.prompt_budgets)
+
+
+def ledger_batches(warmup: WarmupSettings) -> Batches:
     """Returns a function that generates the batches of the synthetic ledger task."""
-    settings = config.warmup
-    task = config.data.ledger
-    budgets = warmup_prompt_budgets(config)
+    settings = warmup.warmup
+    task = warmup.data.ledger
+    budgets = prompt_budgets(warmup)
 
     def batch(step: int, practice: bool) -> tuple[np.ndarray, np.ndarray]:
         return ledger.warmup_batch(
-            config.seed,
+            warmup.seed,
             step,
             settings.steps,
             variant=task.variant,
@@ -282,10 +285,10 @@ def short_accuracy(run: WarmUp) -> float:
     tokens before it. Labels are not counted, because a label may also be the start of a repeated
     line.
     """
-    config = run.config
-    budget = None if warmup_prompt_budgets(config) is None else config.budget.max
+    settings = run.settings
+    budget = None if settings.prompt_budgets is None else settings.largest_budget
     tokens, judged, levels = ledger.short_traces(
-        SHORT_PROBLEMS, max_operand=config.data.ledger.max_operand, prompt_budget=budget
+        SHORT_PROBLEMS, max_operand=settings.data.ledger.max_operand, prompt_budget=budget
     )
     right = np.asarray(rows_right(run.params, tokens, judged, spec=run.spec))
     return min(float(right[levels == level].mean()) for level in np.unique(levels))
@@ -309,7 +312,7 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     Raises:
       UserError: a target is not reached after `warmup.max_hold` extensions.
     """
-    settings = run.config.warmup
+    settings = run.settings.warmup
     fall_steps = int(FALL_SHARE * settings.steps)
     rate_drop = 1.0 - FINAL_FRACTION
 
@@ -332,7 +335,7 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
         run.planned += HOLD_STEPS
         run.advance(HOLD_STEPS, constant)
     run.advance(fall_steps, falling)
-    data = run.config.data
+    data = run.settings.data
     # Only the variant of the ledger with redundant lines has a short style, which omits these
     # lines.
     has_short_style = data.train == "ledger" and data.ledger.variant == "redundant"
@@ -356,7 +359,7 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
 
 def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
     """Returns the error message for a warm-up that does not reach a target."""
-    settings = run.config.warmup
+    settings = run.settings.warmup
     result = f"greedy accuracy {accuracies['accuracy']:.2f} at the largest budget"
     target = f"warmup.target_accuracy={settings.target_accuracy}"
     if "short_accuracy" in accuracies:
@@ -389,11 +392,11 @@ def until_style(
       UserError: the accuracy never lies within the range while the style *steps* also reaches
         `warmup.target_accuracy`.
     """
-    settings = run.config.warmup
+    settings = run.settings.warmup
     assert settings.style is not None
     low, high = settings.style_accuracy
     styles: tuple[ledger.Style, ...] = ("steps", settings.style)
-    last_phase_start = ledger.WARMUP[run.config.data.ledger.variant][-2].until
+    last_phase_start = ledger.WARMUP[run.settings.data.ledger.variant][-2].until
     first_steps = int(last_phase_start * settings.steps)
     max_steps = settings.steps + settings.max_hold * HOLD_STEPS
     slope = (1.0 - FINAL_FRACTION) / STYLE_FALL
@@ -439,7 +442,8 @@ def until_style(
 
 
 def warm_up(
-    config: Config,
+    settings: WarmupSettings,
+    fingerprint: str,
     policy: Policy,
     folder: Path,
     *,
@@ -452,6 +456,8 @@ def warm_up(
     """Trains the warm-up, or reads a finished one from `folder`, and returns its fp32 weights.
 
     Args:
+      settings: settings of the warm-up.
+      fingerprint: `warmup_fingerprint` of the run's config.
       policy: settings of the policy. Its budget module and value head are not part of the warm-up.
       folder: folder of the warm-up, which several runs may share.
       styles: trace styles (ways of writing down the reasoning) whose accuracy is measured at the
@@ -461,19 +467,20 @@ def warm_up(
         questions are used.
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
-    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    key = jax.random.fold_in(jax.random.key(settings.seed), 0)
     paths = WarmupPaths(folder)
     with contextlib.ExitStack() as stack:
         if not processes.largest(paths.identity.exists()):
             stack.enter_context(locked(folder, poll))
         # Another run may have finished the warm-up while this run was waiting for the lock.
         if processes.largest(paths.identity.exists()):
-            return read_warmup(config, paths, policy.abstract(lambda: qwen2.init(key, spec.model)))
-        params = plain_params(key, policy, config.model.path)
-        saved = Checkpoints(paths.unfinished / warmup_fingerprint(config), keep=1)
+            blank = policy.abstract(lambda: qwen2.init(key, spec.model))
+            return read_warmup(settings.warmup, fingerprint, paths, blank)
+        params = plain_params(key, policy, settings.model_path)
+        saved = Checkpoints(paths.unfinished / fingerprint, keep=1)
         optimizer = supervised_optimizer()
         run = WarmUp(
-            config=config,
+            settings=settings,
             batches=batches,
             spec=spec,
             tx=optimizer,
@@ -493,7 +500,7 @@ def warm_up(
             raise
         finally:
             saved.close()
-        save_warmup(config, paths, run.step, run.params, accuracies)
+        save_warmup(fingerprint, paths, run.step, run.params, accuracies)
     return run.params
 
 
@@ -505,7 +512,7 @@ def _train(
     Args:
       styles, accuracy_of: as in `warm_up`.
     """
-    if run.config.warmup.style is not None:
+    if run.settings.warmup.style is not None:
         accuracies = until_style(run, accuracy_of)
     else:
         last_style = styles[-1] if styles else None

@@ -11,16 +11,14 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
 from bacr_jax import files
-from bacr_jax.config import Config, resolve
+from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.files import write_atomically
 from bacr_jax.parallel import processes
@@ -59,43 +57,32 @@ _DATA_KEYS = (
 _NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
 
 
-def warmup_prompt_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
-    """Returns the budgets to write into the prompts of the warm-up.
-
-    The result contains all budgets of training and evaluation, so that the policy sees every number
-    during the warm-up. None if prompts do not contain the budget.
-    """
-    if not config.conditioning.in_prompt:
-        return None
-    budget = config.budget
-    training_budgets: Any = range(budget.min, budget.max + 1)
-    if budget.prior == "choices":
-        training_budgets = resolve.drawn(config)
-    return np.array(sorted({*training_budgets, budget.max, *config.eval.budgets}))
-
-
 def warmup_fingerprint(config: Config) -> str:
     """Returns a hash of all settings that affect the result of a config's warm-up."""
-    config = resolve.warmup_config(config)
-    without_folder = dataclasses.replace(
-        config, warmup=dataclasses.replace(config.warmup, dir=None)
-    )
-    settings = config_io.fingerprint(without_folder, "seed", "model", *_task_keys(config), "warmup")
-    budgets = warmup_prompt_budgets(config)
-    if budgets is None:
-        return settings
-    digest = hashlib.sha256(json.dumps(budgets.tolist()).encode()).hexdigest()
-    return f"{settings}-{digest[:12]}"
+    settings = resolve(config).warmup
+    # The hash contains the seed of the warm-up in place of the run's seed.
+    warmup = dataclasses.replace(config.warmup, seed=None, dir=None)
+    config = dataclasses.replace(config, seed=settings.seed, warmup=warmup)
+    task_keys = _task_keys(config_io.flatten(config), in_prompt=config.conditioning.in_prompt)
+    digest = config_io.fingerprint(config, "seed", "model", *task_keys, "warmup")
+    if settings.prompt_budgets is None:
+        return digest
+    budgets = hashlib.sha256(json.dumps(settings.prompt_budgets).encode()).hexdigest()
+    return f"{digest}-{budgets[:12]}"
 
 
-def _task_keys(config: Config) -> tuple[str, ...]:
-    """Returns the config keys that identify the questions of a warm-up."""
-    if config.data.train == "ledger":
+def _task_keys(values: Mapping[str, Any], *, in_prompt: bool) -> tuple[str, ...]:
+    """Returns the config keys that identify the questions of a warm-up.
+
+    Args:
+      values: values of a config, by dotted key.
+      in_prompt: True if prompts contain the budget.
+    """
+    if values["data.train"] == "ledger":
         return _LEDGER_KEYS
     newer_keys = list(_NEWER_DATA_KEYS)
-    if config.conditioning.in_prompt:
+    if in_prompt:
         newer_keys.append("conditioning.prompt_text")
-    values = config_io.flatten(config)
     defaults = config_io.flatten(Config())
     changed_keys = [key for key in newer_keys if values[key] != defaults[key]]
     return (*_DATA_KEYS, *changed_keys)
@@ -126,33 +113,38 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
             lock.close()
 
 
-def check_warmup(config: Config, run: RunPaths) -> None:
+def check_warmup(warmup: WarmupConfig, fingerprint: str, run: RunPaths) -> None:
     """Checks that `warmup.dir` is writable or already contains the warm-up of the config.
 
     Nothing is checked if the run has checkpoints, because it then no longer needs the warm-up.
 
+    Args:
+      warmup: section `warmup` of the config.
+      fingerprint: `warmup_fingerprint` of the config.
+      run: files of the run.
+
     Raises:
       UserError: the folder contains a different warm-up, is damaged, or is not writable.
     """
-    if not config.warmup.steps or not config.warmup.dir or steps_in(run.checkpoints):
+    if not warmup.steps or not warmup.dir or steps_in(run.checkpoints):
         return
-    paths = WarmupPaths(Path(config.warmup.dir))
+    paths = WarmupPaths(Path(warmup.dir))
     with usable(f"warmup.dir={paths.path}"):
         if paths.identity.exists():
-            _check_identity(config, paths)
+            _check_identity(warmup, fingerprint, paths)
         else:
             check_writable(paths.path)
 
 
-def _check_identity(config: Config, paths: WarmupPaths) -> None:
+def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) -> None:
     """Raises UserError if a finished warm-up has different settings or its weights are missing."""
     path = paths.identity
-    location = f"warmup.dir={paths.path}" if config.warmup.dir else str(paths.path)
+    location = f"warmup.dir={paths.path}" if warmup.dir else str(paths.path)
     try:
         identity = files.read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); remove the folder of the warm-up") from None
-    if identity.get("fingerprint") != warmup_fingerprint(config):
+    if identity.get("fingerprint") != fingerprint:
         raise UserError(
             f"{location} contains a warm-up with other settings (seed, model, data, warmup or the "
             "budgets in the prompts differ); set another warmup.dir"
@@ -161,16 +153,19 @@ def _check_identity(config: Config, paths: WarmupPaths) -> None:
         raise UserError(f"{location} has no weights any more; remove the folder of the warm-up")
 
 
-def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
+def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like: Params) -> Params:
     """Reads the weights of a finished warm-up.
 
     Args:
+      warmup: section `warmup` of the config.
+      fingerprint: `warmup_fingerprint` of the config.
+      paths: files of the warm-up.
       like: parameters with the shapes and shardings of the result.
 
     Raises:
       UserError: the warm-up has different settings, is damaged, or its weights are missing.
     """
-    _check_identity(config, paths)
+    _check_identity(warmup, fingerprint, paths)
     checkpoints = Checkpoints(paths.weights, keep=1)
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
@@ -178,7 +173,7 @@ def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
 
 
 def save_warmup(
-    config: Config, paths: WarmupPaths, step: int, params: Params, accuracies: dict[str, float]
+    fingerprint: str, paths: WarmupPaths, step: int, params: Params, accuracies: dict[str, float]
 ) -> None:
     """Saves the weights of a finished warm-up, then the file that contains its fingerprint.
 
@@ -194,6 +189,6 @@ def save_warmup(
     checkpoints.save(step, params, record)
     checkpoints.close()
     if processes.is_first():
-        identity = {"fingerprint": warmup_fingerprint(config), **record}
+        identity = {"fingerprint": fingerprint, **record}
         write_atomically(paths.identity, json.dumps(identity) + "\n")
         shutil.rmtree(paths.unfinished)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from methods_world import credit_of, group_batch, load
 
@@ -43,7 +44,7 @@ def test_a_doubled_budget_begins_the_next_number(tmp_path):
     keys = ["advantage.score_by_budget=true", "budget.min=41", "rollout.questions=1"]
     keys += ["rollout.group_size=3"]
     config = load(tmp_path, "bacr-full", *RUNNING, *choices, *keys)
-    method, ones = load_method(config), np.ones((1, 3, 1), np.float32)
+    method, ones = load_method(resolve(config).method), np.ones((1, 3, 1), np.float32)
     batch = dataclasses.replace(
         group_batch(config, outcomes=ones), budgets=jnp.array([[41, 82, 164]])
     )

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from methods_world import credit_of, load
 
@@ -14,7 +15,7 @@ def test_the_optimal_token_baseline_differs_from_token_to_token(tmp_path):
     own += ["cuts.weights=last", "reward.dense=false"]
     config = load(tmp_path, "bacr-full", *own)
     method, batch, *_ = credit_of(load(tmp_path, "bacr-full", *own[1:]))
-    method = load_method(config)
+    method = load_method(resolve(config).method)
     assert method.needs_score_norms and not method.uses_value
     rng, width = np.random.default_rng(5), config.budget.max
     there = np.arange(width) < np.asarray(batch.thinking)[..., None]

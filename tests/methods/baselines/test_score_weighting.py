@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from methods_world import credit_of, load
 
@@ -44,10 +45,10 @@ def test_a_uniform_shift_is_the_mean_of_what_the_weights_move_by(tmp_path):
     uniform = load(tmp_path, "bacr-full", *own, "advantage.same_shift_for_batch=true")
     _, batch, _, rewards, first, state = credit_of(shaped)
     values = jnp.asarray(np.random.default_rng(1).random(batch.outcomes.shape), jnp.float32)
-    of_shape = load_method(shaped).advantages(state, batch, rewards, values)
-    flat = load_method(uniform).advantages(state, batch, rewards, values)
+    of_shape = load_method(resolve(shaped).method).advantages(state, batch, rewards, values)
+    flat = load_method(resolve(uniform).method).advantages(state, batch, rewards, values)
     plain = load(tmp_path, "bacr-full", own[0])
-    unmoved = load_method(plain).advantages(state, batch, rewards, values)
+    unmoved = load_method(resolve(plain).method).advantages(state, batch, rewards, values)
     moved = np.asarray(unmoved.thinking - flat.thinking)
     np.testing.assert_allclose(moved, np.broadcast_to(moved[:1, :1], moved.shape), atol=1e-6)
     np.testing.assert_allclose(

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.methods.baselines import baseline_of
 from methods_world import group_batch, load
 
@@ -17,7 +18,7 @@ def world(folder, kind):
     reward = jnp.array([1.0, 0.0, 0.5]).reshape(1, 3, 1)
     values = jnp.array([0.6, 0.2, 0.4]).reshape(1, 3, 1)
     batch = group_batch(config, outcomes=np.asarray(reward))
-    return baseline_of(config), batch, reward, values
+    return baseline_of(resolve(config).method), batch, reward, values
 
 
 def test_the_papers_baseline_is_the_value(tmp_path):

@@ -17,7 +17,7 @@ optimal_token  mean over the responses to the question, weighted by score norms,
 
 from collections.abc import Callable
 
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.baselines import batch_mean, optimal_token, running_mean, value_head
 from bacr_jax.methods.baselines.baseline import (
     Baseline as Baseline,
@@ -27,7 +27,7 @@ from bacr_jax.methods.baselines.baseline import (
 )
 from bacr_jax.methods.baselines.score_weighting import with_score_weights
 
-BASELINES: dict[str, Callable[[Config], Baseline]] = {
+BASELINES: dict[str, Callable[[MethodSettings], Baseline]] = {
     "value": value_head.value,
     "residual_loo": value_head.residual_loo,
     "shrink": value_head.shrink,
@@ -39,7 +39,7 @@ BASELINES: dict[str, Callable[[Config], Baseline]] = {
 }
 
 
-def baseline_of(config: Config) -> Baseline:
+def baseline_of(config: MethodSettings) -> Baseline:
     """Builds the baseline selected by `advantage.baseline` and `advantage.score_weighted`."""
     baseline = BASELINES[config.advantage.baseline](config)
     if config.advantage.score_weighted:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.baselines.baseline import Baseline, Estimate, State
 from bacr_jax.methods.grpo_family import group_mean
 from bacr_jax.methods.method import GroupBatch, PerCut
 
 
-def group(config: Config) -> Baseline:
+def group(config: MethodSettings) -> Baseline:
     """Builds the baseline that is the mean reward over all responses to the question."""
 
     def estimate(
@@ -24,7 +24,7 @@ def group(config: Config) -> Baseline:
     return Baseline(estimate)
 
 
-def batch(config: Config) -> Baseline:
+def batch(config: MethodSettings) -> Baseline:
     """Builds the baseline that is the mean reward over the other responses in the batch."""
 
     def estimate(
@@ -35,7 +35,7 @@ def batch(config: Config) -> Baseline:
     return Baseline(estimate)
 
 
-def same_budget(config: Config) -> Baseline:
+def same_budget(config: MethodSettings) -> Baseline:
     """Builds the baseline that is the mean reward over other responses with the same budget."""
 
     def estimate(

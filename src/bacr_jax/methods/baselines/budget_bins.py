@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from bacr_jax.config import Config, resolve
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.method import GroupBatch, PerCut
 
 
@@ -51,9 +51,9 @@ class BudgetBins:
         return jax.nn.one_hot(index, self.count)[..., None]
 
 
-def budget_bins(config: Config) -> BudgetBins:
+def budget_bins(config: MethodSettings) -> BudgetBins:
     """Builds one bin per factor of two, or a single bin if `advantage.score_by_budget` is false."""
-    smallest, largest = resolve.prior_range(config)
+    smallest, largest = config.budget_range
     if not config.advantage.score_by_budget:
         return BudgetBins(smallest, 1)
     return BudgetBins(smallest, max(math.ceil(math.log2(largest / smallest)), 1))

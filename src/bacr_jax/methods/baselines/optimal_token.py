@@ -4,12 +4,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.baselines.baseline import Baseline, Credit, Estimate, State
 from bacr_jax.methods.method import GroupBatch, PerCut
 
 
-def optimal_token(config: Config) -> Baseline:
+def optimal_token(config: MethodSettings) -> Baseline:
     """Builds the baseline that is the mean reward over the responses to the question, weighted.
 
     The weights are squared score norms, which are accumulated over the tokens of a response. The

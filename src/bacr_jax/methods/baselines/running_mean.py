@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.baselines.baseline import Baseline, Estimate, State, running
 from bacr_jax.methods.baselines.budget_bins import BudgetBins, budget_bins
 from bacr_jax.methods.baselines.value_head import implied_estimate
 from bacr_jax.methods.method import GroupBatch, PerCut
 
 
-def constant(config: Config) -> Baseline:
+def constant(config: MethodSettings) -> Baseline:
     """Builds the baseline that is the running mean reward at each truncation point."""
     bins = budget_bins(config)
     moments = config.cuts.count * bins.count

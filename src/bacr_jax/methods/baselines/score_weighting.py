@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.baselines.baseline import Baseline, Credit, State, running
 from bacr_jax.methods.baselines.budget_bins import budget_bins
 from bacr_jax.methods.method import GroupBatch, PerCut
 from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 
 
-def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
+def with_score_weights(config: MethodSettings, baseline: Baseline) -> Baseline:
     """Wraps a baseline so that it is shifted towards the minimum-variance baseline.
 
     The shift of each thinking segment is an affine function of the baseline's expected return V,
@@ -52,7 +52,7 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
     ) -> dict[str, Array]:
         estimate = baseline.estimate(state, batch, reward, values)
         residual = advantages.bcae_advantage(reward, estimate.reward)
-        weights = cut_weights(config)
+        weights = cut_weights(config.cuts)
         mode = config.advantage.credit
         thinking = advantages.thinking_credit(residual, weights, mode=mode)
         returns = advantages.thinking_credit(reward, weights, mode=mode)
@@ -98,7 +98,7 @@ def _slopes(state: State) -> Float[Array, "N 2"]:
     return advantages.optimal_slopes(square, state["optimal_product"], traces)
 
 
-def _within_reach(config: Config, shift: PerCut, expected: PerCut) -> PerCut:
+def _within_reach(config: MethodSettings, shift: PerCut, expected: PerCut) -> PerCut:
     """Clips a shift so that the shifted baseline is a return that a response can attain.
 
     The running mean and the statistics of the regression lag behind the policy by different
@@ -109,8 +109,8 @@ def _within_reach(config: Config, shift: PerCut, expected: PerCut) -> PerCut:
       shift: shift of the baseline of each segment.
       expected: baseline of each segment before the shift.
     """
-    coefficient = progress_coefficient(config)
-    weights = cut_weights(config)
+    coefficient = progress_coefficient(config.reward)
+    weights = cut_weights(config.cuts)
     # The worst case loses lambda at every cut after the first.
     worst_rewards = jnp.full_like(weights, -coefficient).at[0].set(0.0)
     lowest = advantages.to_go(worst_rewards, weights)

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bacr_jax import advantages
-from bacr_jax.config import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.baselines.baseline import Baseline, Estimate, State, running
 from bacr_jax.methods.method import GroupBatch, PerCut
 from bacr_jax.methods.reward_terms import progress_coefficient
 
 
-def implied_estimate(config: Config, baseline: PerCut) -> Estimate:
+def implied_estimate(config: MethodSettings, baseline: PerCut) -> Estimate:
     """Combines a baseline of the rewards R with the correctness that it implies by Eq. 7."""
-    coefficient = progress_coefficient(config)
+    coefficient = progress_coefficient(config.reward)
     return Estimate(baseline, advantages.correctness_from_value(baseline, coefficient=coefficient))
 
 
-def value(config: Config) -> Baseline:
+def value(config: MethodSettings) -> Baseline:
     """Builds the baseline V(q, b), as in the paper (Eq. 10)."""
 
     def estimate(
@@ -31,7 +31,7 @@ def value(config: Config) -> Baseline:
     return Baseline(estimate, uses_value=True)
 
 
-def residual_loo(config: Config) -> Baseline:
+def residual_loo(config: MethodSettings) -> Baseline:
     """Builds the baseline that is V plus the mean residual of the question's other responses.
 
     The residual of a response is its reward minus V.
@@ -46,7 +46,7 @@ def residual_loo(config: Config) -> Baseline:
     return Baseline(estimate, uses_value=True)
 
 
-def shrink(config: Config) -> Baseline:
+def shrink(config: MethodSettings) -> Baseline:
     """Builds the baseline that is V plus a weighted sum of the other responses' residuals.
 
     The residual of a response is its reward R minus V. The weight depends on the reliability of V.
