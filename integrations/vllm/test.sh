@@ -38,15 +38,16 @@ wait $!
 export OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export HF_MODULES_CACHE="$BACR_VLLM_WORLD/modules"
 
+tests() {
+  "$venv/bin/python" -m pytest --durations=3 -rP "$@" 2>&1 | grep -v '^$\|Captured\|^---\|^___\|Loading\|NUMA'
+}
 if [ $# -gt 0 ]; then
-  tests "$@"
+  # The paths are relative to the repository, as they are typed there.
+  tests "${@#integrations/vllm/}"
   exit
 fi
 
 # Offline and over HTTP side by side: each keeps one core busy.
-tests() {
-  "$venv/bin/python" -m pytest --durations=3 -rP "$@" 2>&1 | grep -v '^$\|Captured\|^---\|^___\|Loading\|NUMA'
-}
 tests tests/test_offline.py > "$BACR_VLLM_WORLD/offline.log" &
 tests tests/test_refusals.py tests/test_server.py tests/test_serve.py tests/test_training.py || failed=1
 wait $! || failed=1

@@ -67,12 +67,7 @@ from bacr_jax.training.run_summary import (
     start_lines,
 )
 from bacr_jax.training.served import largest_mismatch, with_servers
-from bacr_jax.training.undo import (
-    GuardedRunState,
-    make_guard,
-    with_empty_snapshot,
-    without_snapshot,
-)
+from bacr_jax.training.undo import make_guard, restore_with_snapshot
 from bacr_jax.training.warmup_folder import check_warmup, warmup_fingerprint
 from bacr_jax.types import Params, Poll
 
@@ -186,7 +181,8 @@ class Trainer:
             del state
         else:
             like = initialize.abstract_state(self.run)
-        state = self._restore(like, step, meta.get("before_update"))
+        snapshot = meta.get("before_update")
+        state = restore_with_snapshot(self.checkpoints, like, step, snapshot, self.guard)
         initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
         if self.writes:
@@ -208,22 +204,6 @@ class Trainer:
             self.took = history.recorded_seconds(self.folder, step)
         self.progress.print_line(f"resumed {self.folder.path} at step {step}")
         return state, step
-
-    def _restore(self, like: RunState, step: int, snapshot: dict[str, Any] | None) -> RunState:
-        """Restores the state of a checkpoint, and the snapshot of the update guard.
-
-        Args:
-          like: state with the shapes and shardings of the saved state.
-          snapshot: metadata of the snapshot in the checkpoint. None if there is no snapshot.
-        """
-        saved_like = like if snapshot is None else with_empty_snapshot(like)
-        _, state, _ = self.checkpoints.restore(saved_like, step)
-        if snapshot is None:
-            return state
-        assert isinstance(state, GuardedRunState)
-        if self.guard is not None:
-            self.guard.load(state.before_update, like.train, snapshot)
-        return without_snapshot(state)
 
     def _record_origin(self, start: RunState) -> None:
         """Records digests of the initial weights, and copies them as the reference of a KL penalty.

@@ -506,8 +506,7 @@ def update(
             train.head,
             train.head_opt,
             features,
-            # All answers at a truncation point have the same return, so use the return of the first
-            # answer.
+            # All answers at a truncation point have the same return, so use the first one's.
             batch.returns[:, :: run.method.answers],
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
@@ -552,8 +551,7 @@ def update_method(
 ) -> Any:
     """Updates the state of the method, unless the batch or the new state is non-finite.
 
-    Otherwise a single non-finite number in rewards, values or scores would stay in every running
-    mean forever.
+    A single non-finite number would otherwise stay in every running mean forever.
     """
     # Use two compiled programs, because compiling the check together with the update changes the
     # rounding of the running statistics.

@@ -15,6 +15,7 @@ import numpy as np
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.parallel import processes
+from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.logging import rollout_metrics
 from bacr_jax.training.run import RunState
@@ -74,21 +75,23 @@ class HostArray:
         return cls(array.shape, array.sharding if array.committed else None, shards)
 
     @classmethod
-    def of_restored(cls, array: Any, like: jax.Array) -> "HostArray":
+    def of_restored(cls, array: Any, like: jax.Array | jax.ShapeDtypeStruct) -> "HostArray":
         """Converts an array of a checkpoint.
 
         Args:
           array: NumPy array, or an array on devices if several processes train.
-          like: array with the sharding of the original array.
+          like: array with the sharding of the original array, or its shape with this sharding.
         """
         if isinstance(array, jax.Array):
             return cls.of(array)
-        if not like.committed:
+        is_committed = not isinstance(like, jax.Array) or like.committed
+        sharding = like.sharding if is_committed else None
+        if sharding is None:
             return cls(array.shape, None, {"": array})
-        indices = like.sharding.addressable_devices_indices_map(array.shape).values()
+        indices = sharding.addressable_devices_indices_map(array.shape).values()
         # An index of a scalar gives a NumPy number, which is no array.
         shards = {str(index): np.asarray(array[index]) for index in indices}
-        return cls(array.shape, like.sharding, shards)
+        return cls(array.shape, sharding, shards)
 
     def to_save(self) -> np.ndarray | jax.Array:
         """Returns the array for a checkpoint.
@@ -236,6 +239,30 @@ def without_snapshot(state: GuardedRunState) -> RunState:
     """Returns the state without the snapshot."""
     fields = {name: value for name, value in vars(state).items() if name != "before_update"}
     return RunState(**fields)
+
+
+def restore_with_snapshot(
+    checkpoints: Checkpoints,
+    like: RunState,
+    step: int,
+    snapshot: dict[str, Any] | None,
+    guard: UpdateGuard | None,
+) -> RunState:
+    """Restores the state of a checkpoint, and the snapshot of the update guard.
+
+    Args:
+      like: state with the shapes and shardings of the saved state.
+      snapshot: metadata of the snapshot in the checkpoint. None if there is no snapshot.
+      guard: update guard that receives the snapshot. None if the run has no bounds now.
+    """
+    saved_like = like if snapshot is None else with_empty_snapshot(like)
+    _, state, _ = checkpoints.restore(saved_like, step)
+    if snapshot is None:
+        return state
+    assert isinstance(state, GuardedRunState)
+    if guard is not None:
+        guard.load(state.before_update, like.train, snapshot)
+    return without_snapshot(state)
 
 
 def shares_of(first: Round) -> Shares:
