@@ -261,3 +261,20 @@ def test_packed_runs_are_the_same_bytes_and_have_no_path_of_a_machine(tmp_path):
         "metrics": [{"step": 1}, {"step": 2}],
         "rollouts": [{"row": 0}],
     }
+
+
+def test_the_page_of_stability_has_every_finished_run():
+    page = (ROOT / "docs" / "studies" / "stability.md").read_text()
+    labels = {
+        "shipped": "as shipped",
+        "by-budget": "running means by budget",
+        "bounded-update": "KL of an update at most .02",
+    }
+    trained = [cell for cell in cells("stability-unfinished") if cell["arm"] != "untrained"]
+    assert page.count("| yes") + page.count("| no |") == len(trained)
+    for cell in trained:
+        (of_set,) = cell["sets"].values()
+        budgets = [of_set["greedy"][budget] for budget in ("12", "20", "28", "48")]
+        accuracy = ", ".join(f"{100 * entry['accuracy']:.0f}" for entry in budgets)
+        warmup = cell["task"].removeprefix("warm")
+        assert f"| {labels[cell['arm']]} | {warmup}, {cell['seed']} | {accuracy} |" in page
