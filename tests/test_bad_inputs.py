@@ -54,13 +54,13 @@ BAD = [
     ),
     (
         TRAIN + "method={}/own.py",
-        "make(config) of '{}/own.py' raised AttributeError: 'Config' object has no attribute 'no' "
-        "(own.py, line 2); fix the file",
+        "make(config) of '{}/own.py' raised AttributeError: a method has no setting 'no'; "
+        "read one of method, conditioning, budget,",
         {"own.py": "def make(config):\n    return config.no\n"},
     ),
     (TRAIN + "method={}/own.py", "raised SystemExit: 3", {"own.py": "raise SystemExit(3)"}),
-    (TRAIN + "output.dir=/proc/run", "output.dir=/proc/run: can't be used (No such file", {}),
-    (TRAIN + WARMED + "/proc/x", "warmup.dir=/proc/x: can't be used (No such file", {}),
+    (TRAIN + "output.dir=/proc/run", "output.dir=/proc/run can't be used (No such file", {}),
+    (TRAIN + WARMED + "/proc/x", "warmup.dir=/proc/x can't be used (No such file", {}),
     (TRAIN, "is not empty and contains no run (found 'notes.txt')", {"run/notes.txt": ""}),
     (
         WORDS + "model.path={}/none model.tokenizer={}/model",

@@ -193,7 +193,7 @@ class TestRun:
     ):
         evaluate(job.prepare(saved("eval.budgets=[8]"), greedy=True), tmp_path / "first")
         (tmp_path / "first" / name).write_text(json.dumps(content))
-        with pytest.raises(UserError, match=f"{name}: {says}"):
+        with pytest.raises(UserError, match=f"{name} {says}"):
             job.prepare(saved("eval.budgets=[8]"), greedy=True, compare=[tmp_path / "first"])
 
     def test_difficulty_is_measured_on_the_way(self, saved, policy, tmp_path):
@@ -235,5 +235,5 @@ def test_what_is_written_is_what_data_groups_reads(tmp_path):
 
 
 def test_a_file_that_can_not_be_written_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="nowhere/labels.jsonl: can't be written"):
+    with pytest.raises(UserError, match="nowhere/labels.jsonl: the file can't be written"):
         write_labels(tmp_path / "nowhere" / "labels.jsonl", drawn(ROWS))

@@ -180,7 +180,7 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
         (Served(key, plugin=False), "does not read budgets; install the plugin bacr-vllm"),
         (Served(key, models={"data": []}), "is not an OpenAI-compatible server"),
         (Served(key, models=[1]), "is not an OpenAI-compatible server"),
-        (Served(key, length=20), "have 20 tokens and"),
+        (Served(key, length=20), "needs 34 tokens, but the server's rows have 20"),
     ]
     for server, expected in cases:
         with server:

@@ -93,7 +93,7 @@ def test_no_thinking_is_requested_for_a_budget_of_nothing(folder):
     assert [path for path, _ in requests].count("/completion") == 1
 
 
-@pytest.mark.parametrize("budget, words", [("-4", "budget: found '-4'"), ("high", "low")])
+@pytest.mark.parametrize("budget, words", [("-4", "but found '-4'"), ("high", "low")])
 def test_an_invalid_budget_is_one_line(folder, budget, words, monkeypatch, capsys):
     options = ["ask_llama_cpp.py", "--folder", str(folder), f"--budget={budget}", "7 + 8?"]
     monkeypatch.setattr("sys.argv", options)

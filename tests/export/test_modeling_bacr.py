@@ -111,7 +111,7 @@ def test_a_budget_can_have_a_name(told):
     extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
     named = of_torch(model, budget="low", **extra)
     np.testing.assert_array_equal(named, of_torch(model, budget=512, **extra))
-    with pytest.raises(ValueError, match="budget: found 'high'.*level .low"):
+    with pytest.raises(ValueError, match="budget: expected .*level .low.*found 'high'"):
         model(torch.tensor(TOKENS), budget="high", **extra)
     assert hf_config.read_levels(out) == {"low": 512}
 

@@ -35,7 +35,9 @@ def test_a_picture_that_can_not_be_written_leaves_the_old_one(tmp_path, monkeypa
     pictures.save(pictures.picture("t", [[chart()]]), path)
     before = path.read_bytes()
     full_disk(monkeypatch)
-    with pytest.raises(UserError, match=f"{name}: can't be written .No space left on device"):
+    with pytest.raises(
+        UserError, match=f"{name}: the file can't be written .No space left on device"
+    ):
         pictures.save(pictures.picture("u", [[chart()]]), path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 

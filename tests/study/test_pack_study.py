@@ -72,7 +72,9 @@ def test_what_was_packed_stays_where_it_can_not_be_packed_again(pack, study, tmp
     kept = {path: path.read_bytes() for path in pack(study, out, IDS)}
     (study / "cells" / "ledger.grpo.0.json").write_text('{"id": "ledger.grpo.0"}')
     full_disk(monkeypatch)
-    with pytest.raises(UserError, match=r"cells\.jsonl\.xz: can't be written \(No space left"):
+    with pytest.raises(
+        UserError, match=r"cells\.jsonl\.xz: the file can't be written \(No space left"
+    ):
         pack(study, out, IDS)
     assert {path: path.read_bytes() for path in kept} == kept
     assert len([path for path in out.rglob("*") if path.is_file()]) == len(kept)

@@ -194,6 +194,7 @@ NOT_RUN = {
     "bacr export --run runs/mine": "a run of the reader's own",
     "bacr evaluate --model": "weights",
     "bacr evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
+    "integrations/vllm/test.sh": "network, vLLM",
     "python -m venv serving": "integrations/vllm/test.sh",
     "python3.11 -m venv serving": "integrations/vllm/test.sh",
     ". integrations/vllm/cpu.env": "integrations/vllm/test.sh",

@@ -55,7 +55,7 @@ def test_what_can_not_be_made_is_refused_in_one_line(spec, fragment):
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match=r"needs reasoning-gym.*bacr_jax\[gym\]"):
+    with pytest.raises(UserError, match=r"reasoning-gym is not installed.*bacr_jax\[gym\]"):
         load_questions("gym:chain_sum", SHORT, 0, "train")
 
 

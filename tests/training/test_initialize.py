@@ -71,7 +71,9 @@ def test_without_a_warm_up_policy_and_value_head_are_random_by_the_seed(world, f
 
 def test_a_resumed_run_restores_into_shapes_and_shardings_of_its_first_state(world, folder):
     run, _ = world
-    policy = make_policy(run.config, run.method, run.environment.vocab_size, MeshShape(1, 1, 1, 1))
+    policy = make_policy(
+        resolve(run.config).policy, run.method, run.environment.vocab_size, MeshShape(1, 1, 1, 1)
+    )
     run = dataclasses.replace(run, policy=policy)
     _, real = initial_state(run, folder, Progress(enabled=False))
     target = initialize.abstract_state(run)

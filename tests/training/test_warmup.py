@@ -65,7 +65,7 @@ def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monke
     read = inspect.unwrap(warmup.warm_up)(
         resolve(load(tmp_path, None, "warmup.steps=10")).warmup,
         "fingerprint",
-        SimpleNamespace(learner=SPEC, blank=lambda _: None),
+        SimpleNamespace(learner=SPEC, abstract=lambda _: None),
         folder,
         **dict.fromkeys(("batches", "styles", "accuracy_of", "on_progress")),
         poll=poll,

@@ -43,7 +43,7 @@ _READ_BUDGET = """\
 {%- if budget is defined and budget is not none and budget != 'none' -%}
 {%- set number = levels[budget] if budget in levels else budget -%}
 {%- if number is not integer or number < 0 -%}
-{{- raise_exception('budget: write a whole number of thinking tokens') -}}
+{{- raise_exception('budget: expected a whole number of thinking tokens') -}}
 {%- endif -%}
 {%- endif -%}
 """
