@@ -92,7 +92,7 @@ def run_served_by(kind, tmp_path, monkeypatch, *overrides):
     monkeypatch.setattr(served, "Server", kind)
     run, state = run_of(config, (own, len(own)), Odd())
     run = served.with_servers(run, tmp_path / "run", print)
-    FromFolder.never = run.sample.asking.rules.never
+    FromFolder.never = run.sample.remote_sampling.rules.never
     return run, state
 
 

@@ -33,7 +33,7 @@ _OTHER_FORMAT = (
 )
 
 
-def _sample_with(server: Server, asking: RemoteSampling) -> Callable[..., Rollout]:
+def _sample_with(server: Server, remote_sampling: RemoteSampling) -> Callable[..., Rollout]:
     """Returns a replacement for `rollout.generate` that samples on a server.
 
     The answers of the server are reproducible, but differ from the answers of this package's
@@ -41,7 +41,7 @@ def _sample_with(server: Server, asking: RemoteSampling) -> Callable[..., Rollou
     """
 
     async def answer_row(row: AskedRow) -> AnsweredRow:
-        return await asking.row(row, server.complete)
+        return await remote_sampling.row(row, server.complete)
 
     def sample(
         params: None, prompts: Any, rows: Any, key: Any, sampler: Any, listeners: Any
@@ -127,8 +127,8 @@ def open_served(
     policy = policy_of(resolve(config), environment.vocab_size, 1)
     no_params = cast(Any, None)
     spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
-    asking = RemoteSampling(rules, without_tag(environment))
-    yield Decoder(no_params, spec, None, rules.cap, _sample_with(server, asking))
+    remote_sampling = RemoteSampling(rules, without_tag(environment))
+    yield Decoder(no_params, spec, None, rules.cap, _sample_with(server, remote_sampling))
 
 
 def open_source(

@@ -80,7 +80,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         environment.style,
         environment.vocab_size,
     )
-    asking = RemoteSampling(
+    remote_sampling = RemoteSampling(
         read_rules(section, environment.vocab_size),
         without_tag(environment),
         answers=spec.answers,
@@ -103,7 +103,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
     bound = BOUNDS[config.model.product_dtype or dtype]
     fleet = Fleet(
         servers,
-        asking,
+        remote_sampling,
         _make_probe(run),
         write,
         weights_folder,
