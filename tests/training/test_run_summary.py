@@ -25,6 +25,7 @@ from bacr_jax.training.initialize import open_inputs
 from bacr_jax.training.run_summary import (
     NO_DEVICES,
     RunFacts,
+    check_lines,
     devices_text,
     hint_lines,
     next_lines,
@@ -69,6 +70,14 @@ def test_a_check_points_to_its_own_list_of_departures(environment):
         lines[0] == "method   bacr-robust (BACR); 19 departures from its publication, listed above"
     )
     assert lines[2] == f"devices  {NO_DEVICES}"
+
+
+def test_a_check_of_the_quickstart_fits_80_columns(environment, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = list(check_lines(facts_of(environment)))
+    assert max(map(len, lines)) <= 80
+    number = next(n for n, line in enumerate(lines) if line.startswith("  left out, held out"))
+    assert lines[number + 1].startswith("    ") and lines[number + 1].endswith(" more)")
 
 
 def test_commands_and_folders_are_never_broken(environment):

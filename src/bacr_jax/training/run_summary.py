@@ -83,17 +83,22 @@ def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = F
     for label, parts in entries.items():
         indent = f"{label:{_LABEL_WIDTH}}"
         for part in parts:
-            wrapped = textwrap.wrap(
-                part,
-                width,
-                initial_indent=indent,
-                subsequent_indent=" " * _LABEL_WIDTH,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            wrapped = _wrapped(part, width, indent, " " * _LABEL_WIDTH)
             lines += [line.replace(_FIXED_BLANK, " ") for line in wrapped]
             indent = " " * _LABEL_WIDTH
     return lines
+
+
+def _wrapped(text: str, width: int, first_indent: str, indent: str) -> list[str]:
+    """Wraps a text into lines of a width in characters. Words longer than a line stay whole."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first_indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _fixed(text: str) -> str:
@@ -107,10 +112,11 @@ def check_lines(facts: RunFacts) -> Iterator[str]:
     Args:
       facts: what to report. The run folder may not exist.
     """
-    yield from facts.environment.describe_data(facts.config.eval.size)
+    width = shutil.get_terminal_size().columns
+    for line in facts.environment.describe_data(facts.config.eval.size):
+        yield from _wrapped(line, width, "", "    ")
     for departure in departures(resolve(facts.config).method, facts.method):
         yield f"  {departure}"
-    width = shutil.get_terminal_size().columns
     yield from start_lines(facts, NO_DEVICES, width, is_check=True)
 
 
