@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 
 import pytest
@@ -51,6 +52,13 @@ def test_a_dark_variant_has_the_colour_of_dark_pages(tmp_path):
         assert image.width > 2 * pictures.SIZE[0]
 
 
+@pytest.mark.parametrize("title", ["", "Accuracy"])
+def test_a_note_is_drawn_with_and_without_a_title(title):
+    noted = dataclasses.replace(chart(title), note="mean over 5 seeds")
+    svg = vl_convert.vegalite_to_svg(json.dumps(pictures.picture("t", [[noted]])))
+    assert "mean over 5 seeds</text>" in svg and (f"{title}</text>" in svg)
+
+
 def test_a_failure_is_a_warning(tmp_path, capsys):
     def fail():
         raise RuntimeError("no font")
@@ -80,6 +88,32 @@ def test_a_dashed_curve_has_a_whole_marker_in_the_legend():
     assert '"strokeDash": {"value": [5, 3]}' in drawn
 
 
+def label_positions(spec):
+    """Vertical position of each label of the legends, as Vega draws them."""
+    drawn = json.loads(json.dumps(vl_convert.vegalite_to_scenegraph(json.dumps(spec))))
+    positions = []
+
+    def visit(node, top):
+        top += node.get("y", 0)
+        if node.get("role") == "legend-label":
+            positions.append(top + node["items"][0]["y"])
+        for child in node.get("items", ()):
+            visit(child, top)
+
+    visit(drawn["scenegraph"], 0)
+    return positions
+
+
+def test_the_star_fits_into_its_row_of_a_legend():
+    series = [
+        Series(name, [1.0, 2.0], [0.0, 1.0], "s1", marker=marker, hollow=marker == "^")
+        for name, marker in {"a" * 50: "o", "b": "^", "c": "*", "d": "s", "e": "D"}.items()
+    ]
+    positions = label_positions(pictures.picture("t", [[chart("c", *series)]], legend=1))
+    distances = [below - above for above, below in itertools.pairwise(positions)]
+    assert len(distances) == 4 and distances == pytest.approx([distances[0]] * 4)
+
+
 def legends(spec):
     """The legend of each chart, or None."""
     found = []
@@ -99,7 +133,7 @@ def test_curves_are_named_once():
         ["c", "d"],
     ]
     shared = pictures.picture("t", [[one, other]], legend=3)
-    assert [legend["values"] for legend in legends(shared)] == [["a", "b", "c", "d"]] * 2
+    assert [legend["values"] for legend in legends(shared)] == [["a", "c", "b", "d"]] * 2
 
 
 def test_a_legend_stays_within_a_picture_of_one_panel():

@@ -27,7 +27,8 @@ def test_no_text_is_markup():
 
 def test_a_description_contains_hostile_text_as_it_is():
     html = figure(Chart("t", [Series(HOSTILE, [1, 2], [1.0, 2.0], "s1")], Axis("x"), Axis("y")))
-    assert spec_of(html)["datasets"]["points_0"][0]["curve"] == HOSTILE
+    (table,) = spec_of(html)["datasets"]["points_0"]
+    assert table["curve"] == HOSTILE
 
 
 def test_a_chart_without_values_names_the_reason():
@@ -50,6 +51,16 @@ def test_a_legend_names_each_curve_once_and_marks_the_recommended_method():
     charts = [Chart("t", [star, other], Axis("x"), Axis("y"))] * 2
     assert legend(charts) == [("s1 marked star", "best"), ("s2 marked circle", "b")]
     assert "<ul" not in figure(charts[0], has_legend=False)
+
+
+def test_a_legend_has_curves_of_one_colour_in_sequence():
+    colours = {"a": "s1", "b": "s2", "c": "s1"}
+    curves = [Series(name, [1, 2], [1.0, 2.0], colour) for name, colour in colours.items()]
+    assert [name for _, name in legend([Chart("t", curves, Axis("x"), Axis("y"))])] == [
+        "a",
+        "c",
+        "b",
+    ]
 
 
 def test_each_marker_has_a_class_of_the_style_sheet():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bacr_jax.report import vega
 from bacr_jax.report.charts import COLOURS, Axis, Bars, Chart, Mark, Series
-from bacr_jax.report.vega import bars_spec, chart_spec, with_shared_data
+from bacr_jax.report.vega import bars_spec, chart_spec, with_packed_data, with_shared_data
 
 X, Y = Axis("x"), Axis("y")
 
@@ -146,6 +146,32 @@ def test_layers_with_the_same_points_share_their_data():
     assert [shared["datasets"][one["data"]["name"]] for one in shared["layer"]] == [
         layer["data"]["values"] for layer in spec["layer"]
     ]
+
+
+def points_of(tables):
+    """The points that page.js makes of tables."""
+    for table in tables:
+        shared = {key: value for key, value in table.items() if key not in ("fields", "rows")}
+        for row in table["rows"]:
+            yield shared | dict(zip(table["fields"], row, strict=True))
+
+
+def test_packed_data_are_the_same_points_in_less_space():
+    x = list(range(1, 21))
+    y = [math.nan if value == 3 else value / 7 for value in x]
+    ends = [(value, value + 1.0) for value in y]
+    series = [
+        Series("AnytimeReasoner with one answer", x, y, "s1", ends),
+        Series("BACR", x, x, "s2", marker="o"),
+    ]
+    chart = Chart("t", series, X, Axis("y", high=3.0), marks=[Mark("y", 1.5)])
+    shared = with_shared_data(chart_spec(chart, "page", interactive=True))
+    packed = with_packed_data(shared)
+    assert {**packed, "datasets": shared["datasets"]} == shared
+    for name, points in shared["datasets"].items():
+        assert list(points_of(packed["datasets"][name])) == points
+    lengths = [len(json.dumps(spec["datasets"])) for spec in (packed, shared)]
+    assert lengths[0] < 0.6 * lengths[1]
 
 
 def test_parts_of_a_bar_have_their_share():

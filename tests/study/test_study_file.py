@@ -1,6 +1,7 @@
 """A study's file: what it says, what can be overridden, and what is refused."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,13 @@ def test_every_vote_at_equal_total_tokens_has_a_token(tmp_path, name):
 def test_every_shipped_study_is_read_at_each_size(path):
     sizes = constructed(parse_file(path))["sizes"]
     assert [read_study(path, size=size).size for size in sizes] == list(sizes)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_a_name_of_a_shipped_study_needs_no_other_row(path):
+    study = read_study(path)
+    names = [*(arm.label for arm in study.arms), *study.contrasts]
+    assert not [name for name in names if re.match(r"(\d+ )?(of|it|that|over|without)\b", name)]
 
 
 def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):

@@ -328,6 +328,12 @@ def thinned(series: Series) -> Series:
     )
 
 
+def grouped_by_colour(curves: Sequence[Series]) -> list[Series]:
+    """Sorts curves so that those of one colour are in sequence, in the order of their first one."""
+    colours = list(dict.fromkeys(curve.colour for curve in curves))
+    return sorted(curves, key=lambda curve: colours.index(curve.colour))
+
+
 def stepped(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
     """Returns x and y of a step curve, which keeps each value until the next x."""
     return np.repeat(x, 2)[1:].tolist(), np.repeat(y, 2)[:-1].tolist()

@@ -5,10 +5,13 @@
   // Charts. The description of each is drawn when it is first visible, and the others while the
   // browser is idle, so that all of them are printed.
   const drawn = new Set();
+  const points = ({ fields, rows, ...shared }) =>
+    rows.map((row) => ({ ...shared, ...Object.fromEntries(fields.map((field, index) => [field, row[index]])) }));
   const draw = (plot) => {
     if (drawn.has(plot)) return;
     drawn.add(plot);
     const spec = JSON.parse(plot.firstElementChild.textContent);
+    for (const [name, tables] of Object.entries(spec.datasets ?? {})) spec.datasets[name] = tables.flatMap(points);
     // Expressions are interpreted, because the page's policy forbids code made from text.
     const options = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
     vegaEmbed(plot, spec, options);

@@ -13,7 +13,7 @@ from pathlib import Path
 from bacr_jax import errors
 from bacr_jax.files import write_atomically
 from bacr_jax.report import vega
-from bacr_jax.report.charts import MISSING, Chart
+from bacr_jax.report.charts import MISSING, Chart, grouped_by_colour
 from bacr_jax.report.vega import Looks, Spec, Theme, ink
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -47,8 +47,8 @@ def picture(
 
     Args:
       rows: charts, row by row.
-      legend: number of columns of one legend below all charts. If 0, each chart whose curves no
-        earlier chart has explained gets a legend.
+      legend: number of columns of one legend below all charts, with curves of one colour in
+        sequence. If 0, each chart whose curves no earlier chart has explained gets a legend.
       size: width and least height of a chart in pixels; the height grows with the number of named
         ticks.
     """
@@ -60,7 +60,8 @@ def picture(
     looks = None
     position: Spec | None = None
     if legend:
-        looks = Looks.of(curve for chart in charts for curve in vega.named_curves(chart))
+        curves = [curve for chart in charts for curve in vega.named_curves(chart)]
+        looks = Looks.of(grouped_by_colour(curves))
         position = {"orient": "bottom", "columns": _columns(looks, legend, total_width)}
     explained: list[list[tuple[str, str]]] = []
     drawn_rows = []
@@ -132,6 +133,10 @@ def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int
 def _chart(chart: Chart, theme: Theme, looks: Looks | None, legend: Spec | None) -> Spec:
     """Returns a chart with its title and its note."""
     title = {**_title(chart.title, chart.note, SIZE[0]), "fontSize": 13}
+    if chart.note and not chart.title:
+        # Vega draws no subtitle below an empty title.
+        title["text"] = title.pop("subtitle")
+        title |= {"color": ink("soft", theme), "fontSize": 11, "fontWeight": "normal"}
     if chart.drawn:
         return {"title": title, **vega.chart_spec(chart, theme, looks=looks, legend=legend)}
     text = {"type": "text", "text": MISSING, "color": ink("soft", theme)}

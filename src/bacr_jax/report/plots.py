@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from bacr_jax.report import vega
-from bacr_jax.report.charts import MISSING, Bars, Chart
+from bacr_jax.report.charts import MISSING, Bars, Chart, grouped_by_colour
 from bacr_jax.report.html_page import render
 
 # Heights in pixels of a chart, of a wide chart, and of a row and the axis of a bar chart. The width
@@ -60,6 +60,7 @@ def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) 
         return render("chart.html", title=chart.title, note=MISSING)
     height = max(_WIDE_HEIGHT if wide else _HEIGHT, _TICK_HEIGHT * len(chart.y.ticks or ()))
     spec = vega.with_shared_data(vega.chart_spec(chart, "page", interactive=True))
+    spec = vega.with_packed_data(spec)
     return render(
         "chart.html",
         title=chart.title,
@@ -74,16 +75,16 @@ def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) 
 def legend(charts: Sequence[Chart]) -> list[tuple[str, str]]:
     """Returns the style and the name of each curve of charts that share a legend.
 
+    Curves of one colour are in sequence.
     The style has the classes of the curve's colour and of its marker, if it has one.
     """
     entries = list[tuple[str, str]]()
-    for chart in charts:
-        for curve in chart.drawn:
-            style = vega.colour_name(curve)
-            if curve.marker:
-                style += f" marked {_MARKER_CLASSES[curve.marker]}"
-            if curve.label:
-                entries.append((style, curve.label))
+    for curve in grouped_by_colour([curve for chart in charts for curve in chart.drawn]):
+        style = vega.colour_name(curve)
+        if curve.marker:
+            style += f" marked {_MARKER_CLASSES[curve.marker]}"
+        if curve.label:
+            entries.append((style, curve.label))
     return list(dict.fromkeys(entries))
 
 

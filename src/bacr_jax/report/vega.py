@@ -40,9 +40,9 @@ _SHAPES = {
     "X": "M-1,-0.6L-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0Z",
     "<": "triangle-left",
     ">": "triangle-right",
-    # Larger than the others, because only its tips reach as far.
-    "*": "M0.00,-1.78L0.41,-0.56L1.70,-0.55L0.66,0.22L1.05,1.44"
-    "L0.00,0.71L-1.05,1.44L-0.66,0.22L-1.70,-0.55L-0.41,-0.56Z",
+    # Its tips reach beyond the others, but not beyond its row in a legend.
+    "*": "M0.00,-1.40L0.32,-0.44L1.34,-0.43L0.52,0.17L0.83,1.13"
+    "L0.00,0.56L-0.83,1.13L-0.52,0.17L-1.34,-0.43L-0.32,-0.44Z",
 }
 # Lines by their dashes. Solid lines are the last, so that they are drawn over dashed ones.
 _DASHES = {":": [2, 3], "-.": [7, 3, 2, 3], "--": [5, 3], "-": [1, 0]}
@@ -115,7 +115,9 @@ def config(theme: Theme) -> Spec:
             "labelColor": text,
             "labelFontSize": 12,
             "labelLimit": 420,
-            "symbolStrokeWidth": 2,
+            # As in the chart. With a wider stroke, the row of a star is higher than the others.
+            "symbolSize": _MARKER_SIZE,
+            "symbolStrokeWidth": 1,
             "symbolOpacity": 1,
             "labelOffset": 7,
             "title": None,
@@ -467,6 +469,32 @@ def with_shared_data(spec: Spec) -> Spec:
         datasets[name] = values
         layers.append({**layer, "data": {"name": name}})
     return {**spec, "layer": layers, "datasets": datasets}
+
+
+def with_packed_data(spec: Spec) -> Spec:
+    """Returns a description with shared data that is shorter, for pages.
+
+    Each list of points becomes a list of tables, one per curve, with `fields` and `rows`. page.js
+    makes the points of them.
+    """
+    datasets = {name: _tables(points) for name, points in spec["datasets"].items()}
+    return {**spec, "datasets": datasets}
+
+
+def _tables(points: Sequence[Spec]) -> list[Spec]:
+    """Returns the points of each curve as a table. The curve's name is outside of the rows."""
+    tables = []
+    for (curve, fields), members in itertools.groupby(points, _curve_and_fields):
+        table: Spec = {} if curve is None else {"curve": curve}
+        table["fields"] = list(fields)
+        table["rows"] = [[point[field] for field in fields] for point in members]
+        tables.append(table)
+    return tables
+
+
+def _curve_and_fields(point: Spec) -> tuple[str | None, tuple[str, ...]]:
+    """Returns the name of a point's curve, or None, and the names of its other fields."""
+    return point.get("curve"), tuple(field for field in point if field != "curve")
 
 
 def bars_spec(bars: Bars, theme: Theme) -> Spec:
