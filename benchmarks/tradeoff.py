@@ -14,21 +14,24 @@ same warm-up and have the same number of steps, questions and rollouts:
 
 Finished runs are reused. The script prints a line per run, and finally one JSON object: for each
 budget, the share of sampled traces that are written in steps, the sampled and greedy accuracy, and
-the difference of each arm from AnytimeReasoner. It also writes tradeoff.png.
+the difference of each arm from AnytimeReasoner. It also writes tradeoff.png, and tradeoff-dark.png
+for dark pages.
 """
 
 import argparse
-import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 from scipy import stats
 
-from bacr_jax.report import charts
+from bacr_jax.report import pictures
+from bacr_jax.report.charts import Axis, Chart, Series
+from bacr_jax.report.looks import looks_of
 from bacr_jax.runs.folder import RunPaths
 
 # The arms differ in their rewards. All except AnytimeReasoner use V as the baseline.
@@ -39,6 +42,13 @@ ARMS = {
     "uniform": [*VALUE, "cuts.count=4", "cuts.weights=uniform"],
     # Uses the entropy bonus of the other arms, and one answer per cut so that rollouts are equal.
     "anytime": ["anytime.answers=1", "loss.entropy_coef=0.02"],
+}
+# Method of each arm, which determines its colour, and its name in the picture.
+NAMES = {
+    "own": ("bacr", "BACR, rewarded at its budget (own)"),
+    "final": ("bacr-full", "BACR, most reward at its budget (final)"),
+    "uniform": ("bacr-paper", "BACR, the paper's uniform cuts (uniform)"),
+    "anytime": ("anytime-one", "AnytimeReasoner (anytime)"),
 }
 # Number of traces per budget for measuring a style's share, with an error of about 1.5 points.
 PROBLEMS = 1000
@@ -83,7 +93,7 @@ def style_shares(folder: Path) -> dict[str, float]:
                 RolloutRequest(budgets, budgets[:, None]),
                 jax.random.fold_in(jax.random.key(config.seed), budget),
                 SamplingSetup(
-                    dataclasses.replace(policy.evaluation, answer_tokens=1),
+                    replace(policy.evaluation, answer_tokens=1),
                     environment.rules,
                     sampling_params(1.0),
                     policy.phi_of(state.train.policy),
@@ -106,35 +116,30 @@ def over_seeds(values: list[float]) -> dict[str, float | list[float]]:
     return found
 
 
-def picture(path: Path, results: dict) -> None:
-    """Plots the share of traces in steps and the sampled accuracy against the budget.
+def charts_of(results: dict) -> list[Chart]:
+    """Returns the charts of the share of traces in steps and of the sampled accuracy, by budget.
 
-    Each arm has a line, and each seed a dot.
+    Each arm has a line through its means over seeds, and a faint line for each of several seeds.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.2, 3.8), layout="constrained", dpi=150)
+    looks = {}
+    for arm, look in zip(results, looks_of([NAMES[arm][0] for arm in results])):
+        looks[arm] = replace(look, label=NAMES[arm][1])
     labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
-    # AnytimeReasoner comes first and is grey, because the other arms are compared with it.
-    order = sorted(results, key=lambda arm: arm != "anytime")
-    colours = [light for light, _ in charts.COLOURS.values()]
-    looks = dict(zip(order, zip(colours, charts.MARKERS)))
-    for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):
-        for arm, (colour, marker) in looks.items():
-            seeds = list(results[arm].values())
-            budgets = [int(budget) for budget in seeds[0][what]]
-            values = 100 * np.array([list(entry[what].values()) for entry in seeds])
-            axis.plot(budgets, values.mean(0), color=colour, marker=marker, ms=6, label=arm)
-            for one in values:
-                axis.plot(budgets, one, ".", color=colour, ms=4, alpha=0.6)
-        axis.set_xticks(budgets)
-        axis.set(xlabel="thinking budget (tokens)", ylabel=label, ylim=(-2, 102))
-        axis.grid(color="0.92", linewidth=0.8)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.axes[1].legend(frameon=False, loc="lower right", fontsize=9)
-    count = len(next(iter(results.values())))
-    figure.suptitle(f"Lines: mean of {count} seeds; dots: seeds", x=0.01, ha="left", fontsize=10)
-    figure.savefig(path, metadata={"Software": None})
+    charts = []
+    for quantity, label in labels.items():
+        curves = list[Series]()
+        for arm, entries in results.items():
+            seeds = [entry[quantity] for entry in entries.values()]
+            budgets = [float(budget) for budget in seeds[0]]
+            values = 100 * np.array([list(seed.values()) for seed in seeds])
+            if len(seeds) > 1:
+                colour = looks[arm].colour
+                curves += [Series("", budgets, row, colour, kind="faint") for row in values]
+            curves.append(replace(looks[arm], x=budgets, y=list(values.mean(0))))
+        ticks = [(budget, f"{budget:.0f}") for budget in budgets]
+        x_axis = Axis("thinking budget (tokens)", ticks=ticks)
+        charts.append(Chart("", curves, x_axis, Axis(label, low=0.0, high=100.0)))
+    return charts
 
 
 def main() -> None:
@@ -189,7 +194,8 @@ def main() -> None:
             name: over_seeds([of(entry, other[seed]) for seed, entry in seeds.items()])
             for name, of in wanted.items()
         }
-    picture(arguments.out / "tradeoff.png", results)
+    title = f"Mean of {len(arguments.seeds)} seeds"
+    pictures.save_both(arguments.out / "tradeoff.png", title, [charts_of(results)])
     print(json.dumps({"mean": summary, "seeds": results}))
 
 

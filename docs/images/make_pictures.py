@@ -2,10 +2,10 @@
 
     python docs/images/make_pictures.py
 
-Writes main, quickstart, smollm2 and smollm2_gsm8k next to this file, and the pictures of the
-variance research into docs/results, each with its variant for dark pages. smollm2 and
-smollm2_gsm8k show tables of docs/smollm2-runs.md, because the files of these runs were not kept.
-All others show committed results.
+Writes main, quickstart, smollm2, smollm2_gsm8k, tradeoff and vllm_sampler next to this file, and
+the pictures of the variance research into docs/results, each with its variant for dark pages.
+smollm2, smollm2_gsm8k, tradeoff and vllm_sampler show tables of the docs, because the files of
+these runs were not kept. All others show committed results.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 from pack_study import small_picture  # noqa: E402
 from quickstart import mean_of  # noqa: E402
 from research.variance import report as variance_report  # noqa: E402
+from tradeoff import charts_of as tradeoff_charts_of  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # Pictures of the variance research: folder, file of results, regime of budgets, name.
@@ -50,7 +51,10 @@ VARIANCE = (
     ("variance-search-cpu", "seed-11.json.xz", "common", "seed-11"),
 )
 RUNS_PAGE = ROOT / "docs" / "smollm2-runs.md"
-# An entry of the tables: accuracy and interval in percent, mean thinking tokens.
+TRADEOFF_PAGE = ROOT / "docs" / "tradeoff.md"
+VLLM_PAGE = ROOT / "docs" / "vllm-training.md"
+VLLM_POLICIES = ("after the warm-up", "our decoder", "our decoder again", "vLLM", "one step ahead")
+# An entry of the SmolLM2 tables: accuracy and interval in percent, mean thinking tokens.
 ENTRY = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\],? ([\d.]+)")
 ROBUST_LOOK, GRPO_LOOK = looks_of(["bacr-robust", "grpo"])
 
@@ -84,6 +88,8 @@ def main() -> None:
     entries = {name: (look, column) for (name, look), column in zip(policies.items(), columns)}
     charts = table_charts([32, 64, 128, 192], entries)
     draw("smollm2_gsm8k", "SmolLM2-135M on GSM8K: equal generated tokens", [charts])
+    draw("tradeoff", "Trade-off ledger: mean of 3 seeds", [tradeoff_charts()])
+    draw("vllm_sampler", "Quickstart: our decoder and vLLM", [[vllm_chart()]])
     for folder_name, results, regime, name in VARIANCE:
         draw_variance(RESULTS / folder_name, results, regime, name)
     predicted = variance_report.predicted_figure(
@@ -168,44 +174,99 @@ def quickstart_charts() -> list[list[Chart]]:
     return [charts[:half], charts[half:]]
 
 
+def row_text(section: str, name: str) -> str:
+    """Returns the text of the first row of a name, without the name."""
+    match = re.search(rf"^\| {re.escape(name)} \| (.*) \|$", section, re.MULTILINE)
+    if match is None:
+        raise SystemExit(f"no table has the row {name!r}; name the row as the page does")
+    return match[1].replace("*", "")
+
+
 def row(section: str, name: str) -> list[tuple[float, ...]]:
     """Returns the entries of the first row of a name: accuracy, both ends, thinking tokens."""
-    match = re.search(rf"^\| {name} \| (.*) \|$", section, re.MULTILINE)
-    if match is None:
-        raise SystemExit(f"{RUNS_PAGE}: has no row {name!r}; name the row as the page does")
-    return [tuple(map(float, entry)) for entry in ENTRY.findall(match[1].replace("*", ""))]
+    return [tuple(map(float, entry)) for entry in ENTRY.findall(row_text(section, name))]
 
 
-def table_charts(
-    budgets: Sequence[int],
-    policies: Mapping[str, tuple[Series, Sequence[tuple[float, ...]]]],
-) -> list[Chart]:
+def tradeoff_charts() -> list[Chart]:
+    """Returns the charts of the trade-off's arms, from the table of docs/tradeoff.md."""
+    page = TRADEOFF_PAGE.read_text()
+    names = {
+        "own": "BACR, rewarded for the answer at its budget (`own`)",
+        "uniform": "BACR, the paper's uniform cuts (`uniform`)",
+        "anytime": "AnytimeReasoner (`anytime`)",
+    }
+    results = {}
+    for arm, name in names.items():
+        cells = row_text(page, name).split(" | ")
+        by_budget = []
+        for cell in cells[:2]:
+            shares = [float(percent) / 100 for percent in cell.split(" / ")]
+            by_budget.append(dict(zip(("8", "16", "24", "32"), shares)))
+        results[arm] = {"mean": dict(zip(("steps_share", "sampled"), by_budget))}
+    return tradeoff_charts_of(results)
+
+
+def vllm_chart() -> Chart:
+    """Returns the chart of accuracy by budget for each sampler, from docs/vllm-training.md."""
+    page = VLLM_PAGE.read_text()
+    budgets = [8, 16, 32, 64]
+    rows = []
+    for budget in budgets:
+        cells = row_text(page, str(budget)).split(" | ")
+        rows.append([tuple(map(float, re.findall(r"[\d.]+", cell))) for cell in cells])
+    looks = [REFERENCE, *looks_of(VLLM_POLICIES[1:])]
+    policies = {}
+    for name, look, column in zip(VLLM_POLICIES, looks, zip(*rows)):
+        # An accuracy without an interval was the same for all seeds.
+        entries = [entry if len(entry) == 3 else entry * 3 for entry in column]
+        policies[name] = (look, entries)
+    chart = accuracy_chart(budgets, policies)
+    return dataclasses.replace(chart, title="", note="greedy, mean and range over 4 seeds")
+
+
+# Look of each policy, and at each budget its accuracy, both ends and perhaps its thinking tokens.
+Policies = Mapping[str, tuple[Series, Sequence[tuple[float, ...]]]]
+
+
+def table_charts(budgets: Sequence[int], policies: Policies) -> list[Chart]:
     """Returns the charts of accuracy and of thinking tokens by budget.
 
     Args:
       budgets: the budgets in thinking tokens.
       policies: look of each policy, and its entry of `row` at each budget.
     """
-    accuracies = []
     lengths = []
     for name, (look, entries) in policies.items():
-        curve = dataclasses.replace(look, label=name, x=[float(budget) for budget in budgets])
-        ends = [(low, high) for _, low, high, _ in entries]
+        y = [entry[-1] for entry in entries]
+        lengths.append(dataclasses.replace(look, label=name, x=list(map(float, budgets)), y=y))
+    thinking = Axis("mean thinking tokens used", low=0.0)
+    return [
+        accuracy_chart(budgets, policies),
+        Chart("Thinking used by budget, greedy", lengths, budget_axis(budgets), thinking),
+    ]
+
+
+def accuracy_chart(budgets: Sequence[int], policies: Policies) -> Chart:
+    """Returns the chart of greedy accuracy by budget with its intervals."""
+    curves = []
+    for name, (look, entries) in policies.items():
         y = [accuracy for accuracy, *_ in entries]
-        accuracies.append(dataclasses.replace(curve, y=y, ends=ends))
-        lengths.append(dataclasses.replace(curve, y=[entry[-1] for entry in entries]))
-    x_axis = Axis(
+        ends = [(low, high) for _, low, high, *_ in entries]
+        x = list(map(float, budgets))
+        curves.append(dataclasses.replace(look, label=name, x=x, y=y, ends=ends))
+    y_axis = Axis("accuracy (%)", low=0.0)
+    return Chart("Accuracy by budget, greedy", curves, budget_axis(budgets), y_axis)
+
+
+def budget_axis(budgets: Sequence[int]) -> Axis:
+    """Returns a logarithmic axis (base 2) with a tick at each budget."""
+    return Axis(
         "thinking budget (tokens)",
         log2=True,
         low=0.93 * budgets[0],
         high=1.07 * budgets[-1],
         ticks=[(float(budget), str(budget)) for budget in budgets],
     )
-    thinking = Axis("mean thinking tokens used", low=0.0)
-    return [
-        Chart("Accuracy by budget, greedy", accuracies, x_axis, Axis("accuracy (%)", low=0.0)),
-        Chart("Thinking used by budget, greedy", lengths, x_axis, thinking),
-    ]
 
 
 if __name__ == "__main__":

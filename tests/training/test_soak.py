@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.files import read_lines
+from bacr_jax.report import pictures
+from bacr_jax.report.charts import Axis, Chart, Series, colour
 from whole_runs import assert_same_run
 
 ROOT = Path(__file__).parents[2]
@@ -234,30 +236,26 @@ def assert_no_growth(rows):
 
 def draw(path, arms):
     """Memory, handles and processes over time, an arm a column; a leg is a colour."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    options = {"sharex": "col", "sharey": "row", "squeeze": False, "figsize": (5 * len(arms), 6)}
-    figure, axes = pyplot.subplots(3, len(arms), **options)
-    shown = (("bytes", 2.0**-30), ("handles", 1.0), ("processes", 1.0))
-    for (title, rows), column in zip(arms.items(), axes.T):
-        for index, (_, leg) in enumerate(itertools.groupby(rows, key=lambda row: row["pid"])):
-            leg = list(leg)
-            minutes = [row["seconds"] / 60 for row in leg]
-            for axis, (name, scale) in zip(column, shown):
-                axis.plot(minutes, [scale * row[name] for row in leg], color=f"C{index % 10}")
-        column[0].set_title(title)
-        column[-1].set_xlabel("minutes")
-    for axis, label in zip(axes[:, 0], ("memory [GiB]", "open handles", "child processes")):
-        axis.set_ylabel(label)
-        axis.set_ylim(bottom=0)
-    axes[-1, 0].yaxis.get_major_locator().set_params(integer=True)
-    figure.supxlabel("a colour: from one start of the program to its end", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    shown = {
+        "bytes": ("memory (GiB)", 2.0**-30),
+        "handles": ("open handles", 1.0),
+        "processes": ("child processes", 1.0),
+    }
+    charts = []
+    for name, (label, scale) in shown.items():
+        row = []
+        for title, samples in arms.items():
+            curves = []
+            for index, (_, leg) in enumerate(itertools.groupby(samples, lambda one: one["pid"])):
+                leg = list(leg)
+                minutes = [one["seconds"] / 60 for one in leg]
+                curves.append(
+                    Series("", minutes, [scale * one[name] for one in leg], colour(index))
+                )
+            y_axis = Axis(label, low=0.0, whole=name != "bytes")
+            row.append(Chart(title, curves, Axis("minutes"), y_axis))
+        charts.append(row)
+    pictures.save_both(path, "A colour: from one start of the program to its end", charts)
 
 
 @pytest.mark.soak
