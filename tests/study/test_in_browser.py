@@ -28,3 +28,14 @@ def test_it_is_readable_and_loads_nothing(browser, page, size, dark):  # noqa: F
     assert ratio >= 4.5, element
     assert browser.find(".plot")
     assert browser.complaints() == [] and browser.requests() == []
+
+
+def test_charts_have_the_rows_of_their_picture(browser, page):  # noqa: F811
+    browser.open(page, size="wide")
+    tops = browser.run(
+        "return [...document.querySelectorAll('.charts.row-of-2')].map("
+        "part => [...part.children].map(chart => chart.getBoundingClientRect().top))"
+    )
+    assert tops
+    for first, second, *others in tops:
+        assert first == second and all(top > first for top in others)

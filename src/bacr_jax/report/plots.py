@@ -19,18 +19,19 @@ from bacr_jax.report.html_page import render
 _HEIGHT = 220
 _WIDE_HEIGHT = 320
 _BAR_HEIGHT = 34
-# Classes of the style sheet, by marker.
+# Classes of the style sheet, by marker. The prefix keeps them apart from other classes, such as
+# `right`.
 _MARKER_CLASSES = {
-    "s": "square",
-    "o": "circle",
-    "^": "up",
-    "D": "diamond",
-    "v": "down",
-    "P": "plus",
-    "X": "cross",
-    "<": "left",
-    ">": "right",
-    "*": "star",
+    "s": "marker-square",
+    "o": "marker-circle",
+    "^": "marker-up",
+    "D": "marker-diamond",
+    "v": "marker-down",
+    "P": "marker-plus",
+    "X": "marker-cross",
+    "<": "marker-left",
+    ">": "marker-right",
+    "*": "marker-star",
 }
 # Height of a named tick, in pixels.
 _TICK_HEIGHT = 20
