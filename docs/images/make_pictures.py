@@ -52,7 +52,7 @@ VARIANCE = (
 )
 RUNS_PAGE = ROOT / "docs" / "smollm2-runs.md"
 TRADEOFF_PAGE = ROOT / "docs" / "tradeoff.md"
-VLLM_PAGE = ROOT / "docs" / "vllm-training.md"
+VLLM_TABLE = ROOT / "docs" / "results" / "vllm-sampler" / "accuracy.md"
 VLLM_POLICIES = ("after the warm-up", "our decoder", "our decoder again", "vLLM", "one step ahead")
 # An entry of the SmolLM2 tables: accuracy and interval in percent, mean thinking tokens.
 ENTRY = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\],? ([\d.]+)")
@@ -207,8 +207,8 @@ def tradeoff_charts() -> list[Chart]:
 
 
 def vllm_chart() -> Chart:
-    """Returns the chart of accuracy by budget for each sampler, from docs/vllm-training.md."""
-    page = VLLM_PAGE.read_text()
+    """Returns the chart of accuracy by budget for each sampler, from docs/results."""
+    page = VLLM_TABLE.read_text()
     budgets = [8, 16, 32, 64]
     rows = []
     for budget in budgets:
