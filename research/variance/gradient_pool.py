@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
-from bacr_jax.config.resolve import drawn as drawn_budgets
+from bacr_jax.config.derived import drawn as drawn_budgets
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch, narrowed

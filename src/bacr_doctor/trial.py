@@ -20,7 +20,7 @@ from jaxtyping import Float
 from bacr_doctor import reference
 from bacr_doctor.records import Subject
 from bacr_jax.config import Config
-from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.settings import resolve
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.objective import Minibatch

@@ -28,8 +28,8 @@ from bacr_jax.config.cli import (
     failure,
     silence_orbax,
 )
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.config.engine import VLLM, add_engine, engine_faults
-from bacr_jax.config.resolve import NONE, read_budgets
 from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError

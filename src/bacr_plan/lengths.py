@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import BudgetConfig, CurriculumConfig, ModelConfig
-from bacr_jax.config.resolve import mixture
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.settings import MethodSettings, TaskSettings
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import init_curriculum, truncnorm_ppf

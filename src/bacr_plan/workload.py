@@ -17,7 +17,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig
-from bacr_jax.config.resolve import HOLDOUT, largest_evaluated, selection_set
+from bacr_jax.config.derived import HOLDOUT, largest_evaluated, selection_set
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import dense_settings, eval_settings

@@ -27,7 +27,7 @@ from bacr_jax.config.cli import (
     silence_orbax,
     whole_number,
 )
-from bacr_jax.config.resolve import NONE, read_budgets
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
 

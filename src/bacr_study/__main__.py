@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import STOPPED, Parser, entry_point
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.runs.progress import Progress, duration
@@ -169,7 +170,7 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
         model = with_local_model(config.model, download=False)
         begun = begun_data(config.output)
         data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
-        initialize.check_inputs(dataclasses.replace(config, model=model, data=data))
+        initialize.check_inputs(resolve(dataclasses.replace(config, model=model, data=data)))
 
     # Use the CPU because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")

@@ -146,8 +146,8 @@ def settings_digest(config: Config) -> str:
     name. Folders, and keys that only affect how a run is displayed, are not
     hashed either.
     """
-    defaults = config_io.identity(Config())
-    settings = config_io.identity(config)
+    defaults = config_io.flatten(Config())
+    settings = config_io.identity(config_io.flatten(config))
     settings["output.dir"] = "."
     settings["output.report"] = True
     settings["warmup.dir"] = None

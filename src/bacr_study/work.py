@@ -21,7 +21,7 @@ import numpy as np
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import NEWEST, STOPPED
-from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets

@@ -37,7 +37,7 @@ SMALL = ["data.ledger.train_size=64", "train.steps=3", "output.dir=runs/quicksta
 
 @pytest.fixture(scope="module")
 def environment():
-    _, environment = open_inputs(config_io.load(["quickstart"], SMALL))
+    _, environment = open_inputs(resolve(config_io.load(["quickstart"], SMALL)))
     environment.close()
     return environment
 

@@ -17,7 +17,7 @@ from jaxtyping import Int
 
 from bacr_grading import LENIENT
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.resolve import cap
+from bacr_jax.config.derived import cap
 from bacr_jax.config.settings import Settings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import (

@@ -19,10 +19,10 @@ from jaxtyping import Int
 
 from bacr_grading import load_verifier
 from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig
-from bacr_jax.config.checks import dense_problems
+from bacr_jax.config.derived import cap, samples_of
 from bacr_jax.config.engine import VLLM
-from bacr_jax.config.resolve import cap, samples_of
 from bacr_jax.config.settings import resolve
+from bacr_jax.config.training_checks import dense_problems
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, draw_samples

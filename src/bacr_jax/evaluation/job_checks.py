@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import BudgetConfig, EvalConfig, ModelConfig
-from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import declaration

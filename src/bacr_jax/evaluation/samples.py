@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.resolve import samples_of
+from bacr_jax.config.derived import samples_of
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Poll
 

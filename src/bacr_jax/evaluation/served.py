@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 
 from bacr_client import BudgetRules, EngineError, Server, read_rules
-from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bacr_jax.config import DataConfig
-from bacr_jax.config.resolve import builtin_vocab
+from bacr_jax.config.derived import builtin_vocab
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
 

@@ -11,7 +11,7 @@ import numpy as np
 from bacr_grading import confinement
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
-from bacr_jax.config.resolve import builtin_vocab, mixture
+from bacr_jax.config.derived import builtin_vocab, mixture
 from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger, math_sets

@@ -10,8 +10,8 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
-from bacr_jax.config.resolve import mixture
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.decline import declines, interval_before

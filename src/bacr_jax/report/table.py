@@ -19,7 +19,7 @@ from markupsafe import Markup
 from rich import box
 from rich.text import Text
 
-from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.errors import printable
 from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.samples import UNLIMITED

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import RewardConfig
-from bacr_jax.config.resolve import CORRECT, reward_shares
+from bacr_jax.config.derived import CORRECT, reward_shares
 from bacr_jax.methods import GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan

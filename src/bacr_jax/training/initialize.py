@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ import jax
 import numpy as np
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config, DataConfig, ModelConfig
-from bacr_jax.config import io as config_io
-from bacr_jax.config.resolve import mixture
+from bacr_jax.config import DataConfig, ModelConfig
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.settings import Settings, TaskSettings, WarmupSettings, resolve
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
@@ -203,22 +202,23 @@ def abstract_state(run: Run) -> RunState:
     return init_state(run, initial.abstract_params(run.policy), head, abstract=True)
 
 
-def open_inputs(config: Config) -> tuple[Method, TaskData]:
+def open_inputs(settings: Settings) -> tuple[Method, TaskData]:
     """Loads the method, the tokenizer and the questions, and checks the model folder.
 
     It does no work on a device, so that errors in the config are reported early.
     """
-    settings = resolve(config)
+    data = settings.task.data
+    model = settings.policy.model
     method = load_method(settings.method)
-    tokenizer, vocab_size = tokenizer_of(config.data, config.model)
-    shape = setup.model_shape(config.model, vocab_size)
-    style = format_for(config.data, declares_budget=method.declares_budget)
+    tokenizer, vocab_size = tokenizer_of(data, model)
+    shape = setup.model_shape(model, vocab_size)
+    style = format_for(data, declares_budget=method.declares_budget)
     environment = build_environment(settings.task, tokenizer, vocab_size, style=style)
     setup.check_model(settings.policy, shape, environment.longest_prompt)
-    tokens_per_answer = environment.rules.suffix_length + config.rollout.answer_tokens
+    tokens_per_answer = environment.rules.suffix_length + settings.limits.answer_tokens
     answer_tokens = method.num_cuts * method.answers * tokens_per_answer
     setup.check_allowance(
-        config.train.micro_batch_tokens,
+        settings.policy.train.micro_batch_tokens,
         settings.limits,
         environment.train.longest,
         answer_tokens,
@@ -227,25 +227,29 @@ def open_inputs(config: Config) -> tuple[Method, TaskData]:
     return method, environment
 
 
-def open_inputs_together(config: Config) -> tuple[Method, TaskData]:
+def open_inputs_together(settings: Settings, values: Mapping[str, Any]) -> tuple[Method, TaskData]:
     """Calls `open_inputs` in every process of a run and checks that the inputs agree.
+
+    Args:
+      settings: settings of the run.
+      values: values of the run's config, by dotted key.
 
     Raises:
       UserError: a process can't read its inputs, or reads different inputs than process 0. Raised
         in all processes.
     """
     if not processes.several():
-        return open_inputs(config)
+        return open_inputs(settings)
     try:
-        method, environment = open_inputs(config)
+        method, environment = open_inputs(settings)
     except UserError as error:
         refuse_if_processes_differ({}, error)
         raise
-    refuse_if_processes_differ(input_facts(config_io.flatten(config), environment))
+    refuse_if_processes_differ(input_facts(values, environment))
     return method, environment
 
 
-def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
+def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
     """Checks all inputs of a run before any work on a device.
 
     Returns:
@@ -257,39 +261,40 @@ def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
         checked separately, so that the exception lists all errors.
     """
     try:
-        method, environment = open_inputs(config)
+        method, environment = open_inputs(settings)
         warning = environment.markup_warning()
         if warning is not None:
             print(warning, file=sys.stderr)
-        if config.warmup.steps and config.data.train != "ledger":
-            settings = resolve(config)
+        if settings.warmup.warmup.steps and settings.task.data.train != "ledger":
             SftBatches(settings.warmup, _warmup_environment(settings, environment))
         lines = environment.try_verifiers()
         environment.close()
         return method, environment, lines
     except UserError as error:
         # Remove duplicate lines.
-        raise UserError(*dict.fromkeys([*error.lines, *faults_of_inputs(config)])) from None
+        raise UserError(*dict.fromkeys([*error.lines, *faults_of_inputs(settings)])) from None
 
 
-def faults_of_inputs(config: Config, reported: frozenset[str] = frozenset()) -> list[str]:
+def faults_of_inputs(settings: Settings, reported: frozenset[str] = frozenset()) -> list[str]:
     """Returns the errors of the method, the model, the verifier and the sets, opened one by one.
 
     Args:
-      config: config of the run.
+      settings: settings of the run.
       reported: `model.path` and names of sets that the caller has found to be missing. They are not
         opened, because each would cause a second error.
     """
-    checks: list[Callable[[], object]] = [functools.partial(load_method, resolve(config).method)]
+    task = settings.task
+    data = task.data
+    checks: list[Callable[[], object]] = [functools.partial(load_method, settings.method)]
     if "model.path" not in reported:
-        checks.append(functools.partial(tokenizer_of, config.data, config.model))
-    if config.grader:
-        checks.append(functools.partial(load_verifier, config.grader))
-    sets: list[tuple[Split, Any]] = [("train", config.data.train)]
-    sets += [("test", spec) for spec in config.data.eval]
+        checks.append(functools.partial(tokenizer_of, data, settings.policy.model))
+    if task.grader.verifier:
+        checks.append(functools.partial(load_verifier, task.grader.verifier))
+    sets: list[tuple[Split, Any]] = [("train", data.train)]
+    sets += [("test", spec) for spec in data.eval]
     for split, spec in sets:
         if reported.isdisjoint(name for _, name in mixture(spec)):
-            checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
+            checks.append(functools.partial(load_questions, spec, data, task.seed, split))
     return faults_of(*checks)
 
 

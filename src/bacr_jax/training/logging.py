@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.config.resolve import function_name
+from bacr_jax.config.derived import function_name
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method

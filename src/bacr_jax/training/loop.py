@@ -15,11 +15,11 @@ import jax
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import HOLDOUT, cap, selection_set
 from bacr_jax.config.presets import preset_of
-from bacr_jax.config.resolve import HOLDOUT, cap, selection_set
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.decline import Decline, declines
+from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.methods.published import departures
@@ -28,7 +28,6 @@ from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import OnPhase
 from bacr_jax.prompts.task_data import PromptedQuestions
-from bacr_jax.report import table
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints, restore_target
@@ -53,6 +52,7 @@ from bacr_jax.training.output import (
     evaluation_notes,
     evaluation_numbers,
     evaluation_record,
+    print_results,
     print_tables,
     publish,
     warn_of_declines,
@@ -109,10 +109,11 @@ class Trainer:
         self.progress = Progress(enabled=self.writes)
         host_memory.keep_freed_memory()
         cache = keep_programs(config.output.compile_cache)
-        self.method, self.environment = initialize.open_inputs_together(config)
-        check_warmup(config.warmup, warmup_fingerprint(config), folder)
-        self.preset = preset_of(config_io.flatten(config))
         settings = resolve(config)
+        values = config_io.flatten(config)
+        self.method, self.environment = initialize.open_inputs_together(settings, values)
+        check_warmup(config.warmup, warmup_fingerprint(config), folder)
+        self.preset = preset_of(values)
         self.departures = departures(settings.method, self.method)
         vocab_size = self.environment.vocab_size
         shape = setup.model_shape(config.model, vocab_size)
@@ -228,18 +229,23 @@ class Trainer:
 
     def describe(self, step: int) -> dict[str, Any]:
         """Returns the metadata to store with the checkpoint of a step."""
-        mesh = self.policy.learner.mesh
-        questions = self.environment.train.set
-        evaluated = [questions.set for questions in self.environment.eval.values()]
-        verifiers = self.environment.verifier_digests
-        prompts = self.environment.prompt_fingerprints
+        environment = self.environment
+        origin = provenance(
+            config_io.flatten(self.config),
+            config_io.fingerprint(self.config),
+            environment.train.set,
+            self.policy.learner.mesh,
+            [questions.set for questions in environment.eval.values()],
+            environment.verifier_digests,
+            environment.prompt_fingerprints,
+        )
         return {
             "step": step,
             "best": self.evaluations.best_record,
             "wall_seconds": self.wall_seconds,
             "limited_updates": self.limited._asdict(),
             **self.origin,
-            **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
+            **origin,
         }
 
     @property
@@ -479,13 +485,8 @@ class Trainer:
         for line in notes:
             self.progress.print_line(line)
         if when not in FRAME:
-            for name, summary in record["sets"].items():
-                title = table.set_title(name)
-                self.progress.print_line(f"step {step}, {title}: {table.in_one_line(summary)}")
-                before = self.evaluations.framing.get("before", {}).get(name, {})
-                warn_of_declines(
-                    self.progress, name, list(declines(before, summary)), f"step {step}: "
-                )
+            before = self.evaluations.framing.get("before", {})
+            print_results(self.progress, step, before, record["sets"])
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
         """Returns the results of each set, and raises if the weights on a device changed."""

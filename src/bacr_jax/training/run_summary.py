@@ -16,8 +16,8 @@ import jax
 
 from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
-from bacr_jax.config.resolve import mixture
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import Method, registry
