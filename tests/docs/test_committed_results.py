@@ -307,3 +307,35 @@ def test_the_page_of_stability_has_every_finished_run():
         is_shown = shown_losses(entries, before) != []
         assert f"| {accuracy} | {'yes' if failed else 'no'} |" in row, row
         assert row.endswith("| yes |" if is_shown else "| no |"), row
+
+
+@pytest.mark.parametrize(
+    ("arm", "label"),
+    [("bacr-robust", "0: `bacr-robust`"), ("self-distill-tenth", ".1"), ("self-distill", "1")],
+)
+def test_the_distill_page_has_the_accuracies_and_updates(arm, label):
+    runs = {
+        task: [cell for cell in cells("distill-cpu") if (cell["task"], cell["arm"]) == (task, arm)]
+        for task in ("redundant", "tradeoff")
+    }
+    assert [len(of_task) for of_task in runs.values()] == [5, 5]
+
+    def entries(task):
+        return [run["sets"]["ledger"]["sampled"] for run in runs[task]]
+
+    def with_half(values):
+        half = stdtrit(4, 0.975) * np.std(values, ddof=1) / np.sqrt(5)
+        return f"{100 * np.mean(values):.0f} ± {100 * half:.0f}"
+
+    updates = [f"{np.mean([run['steps'] for run in of_task]):.0f}" for of_task in runs.values()]
+    means = [
+        with_half(
+            [np.mean([entry["accuracy"] for entry in of_run.values()]) for of_run in entries(task)]
+        )
+        for task in runs
+    ]
+    at_8 = with_half([of_run["8"]["accuracy"] for of_run in entries("tradeoff")])
+    thinking = np.mean([of_run["12"]["mean_thinking_tokens"] for of_run in entries("tradeoff")])
+    row = " | ".join([label, *updates, *means, at_8, f"{thinking:.1f}"])
+    page = (ROOT / "docs" / "studies" / "distill.md").read_text()
+    assert f"| {row} |" in page, row
