@@ -37,7 +37,7 @@ def read_compressed(path: Path) -> str:
 
 
 def archived_cells(folder: Path) -> list[Any]:
-    """Reads the cells from `cells.jsonl.xz` in a folder and parses each as JSON.
+    """Reads the stored results (cells) of a committed study from `cells.jsonl.xz`, as parsed JSON.
 
     Raises:
       UserError: if the file cannot be read or contains invalid JSON.
@@ -50,10 +50,10 @@ def archived_cells(folder: Path) -> list[Any]:
 
 
 def unpack(folder: Path) -> None:
-    """Extracts the cells of `cells.jsonl.xz` into separate files.
+    """Extracts `cells.jsonl.xz`, the results of all runs of a study, into one file per run.
 
-    Existing cell files are not overwritten. Does nothing if the folder has no `cells.jsonl.xz`.
-    This function only checks the ids; `cells.read_cell` checks the contents.
+    Existing files are not overwritten. Does nothing if the folder has no `cells.jsonl.xz`. This
+    function only checks the ids of the runs; `cells.read_cell` checks the contents.
 
     Raises:
       UserError: if the archive cannot be read, or if a cell has no valid id.
