@@ -166,7 +166,10 @@ def check_free(
     modes: Mapping[str, list[int]],
     grader: Mapping[str, str],
 ) -> None:
-    """Checks that an evaluation can be used as the policy before training.
+    """Checks the evaluation that the option --free names.
+
+    It must be an evaluation of the policy before training with the same problems and grader,
+    because its accuracy by thinking tokens is compared with the accuracy of this evaluation.
 
     Args:
       path: folder of the evaluation, or None to check nothing.
@@ -175,8 +178,8 @@ def check_free(
       grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
 
     Raises:
-      UserError: the evaluation can't be read, has other problems or another grader, or has no
-        decoding mode in common with this one.
+      UserError: the evaluation can't be read, has other problems or another grader, has no decoding
+        mode in common with this one, or was made with --swap.
     """
     if path is None:
         return

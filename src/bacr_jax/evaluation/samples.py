@@ -184,7 +184,11 @@ def dense_settings(
 
 
 def swap_budgets(budgets: Iterable[int]) -> list[int]:
-    """Returns the budgets of the swap table: all positive budgets, in ascending order."""
+    """Returns the budgets of the swap table: all positive budgets, in ascending order.
+
+    The swap table contains every pair of a budget that the policy receives as input and a number of
+    thinking tokens after which the thinking is truncated.
+    """
     return sorted(budget for budget in budgets if budget > 0)
 
 

@@ -420,7 +420,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         raise ValueError("config.json: the section thinking is missing; export the folder again")
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:
-        raise ValueError("input_ids: found none; pass the tokens of a prompt")
+        raise ValueError("input_ids: the prompt is missing; pass its token ids")
     mask = others.get("attention_mask")
     if mask is not None and not bool(mask[:, -1].all()):
         raise ValueError(

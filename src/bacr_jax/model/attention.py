@@ -176,8 +176,8 @@ def causal_attention(
 
     Args:
       implementation: "xla" runs on any device. "cudnn" requires an NVIDIA GPU and 16-bit floats.
-      lengths: number of real tokens per row, with which cuDNN skips padding. None computes padding
-        too.
+      lengths: number of real tokens per row. cuDNN does not compute the padding after them. If
+        None, outputs are computed at all positions.
 
     Raises:
       UserError: If the implementation is "cudnn" and the inputs are 32-bit floats.

@@ -263,10 +263,10 @@ class TaskData:
             grader.close()
 
     def counters(self) -> dict[str, int]:
-        """Returns the counters of the current grader.
+        """Returns counts of graded answers since the start, such as `graded` and `correct`.
 
-        If there are additional rewards, "rewards_failed" is the number of answers that they failed
-        to score.
+        They are the counters of the current grader. If the user has added reward functions,
+        `rewards_failed` is the number of answers that these functions failed to score.
         """
         counters = dict(self.grader.counters())
         failed = [reward.counters()["failed"] for reward in self.shared_rewards.values()]

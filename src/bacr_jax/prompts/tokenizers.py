@@ -182,7 +182,7 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{file} is not a JSON object ({reason}); copy the file again"
+                f"{file} is not a JSON object ({reason}); download or copy the file again"
             ) from None
         if value is None:
             continue

@@ -23,7 +23,7 @@ _PER_QUESTION = (
     "rows",
     "duplicates",
 )
-# Maximum number of identifiers of omitted rows in a summary.
+# Maximum number of ids that a summary of the rows that were left out lists for each reason.
 _SHOWN = 3
 
 

@@ -38,8 +38,8 @@ _SET_NAMES = {
     "aime24": "AIME 2024",
     "minerva_math": "Minerva Math",
 }
-# Texts at which a cell is broken if a terminal is narrow: before the tokens of a comparison, and
-# also before an interval.
+# Separators inside the text of a table cell, at which the cell continues on a second line if the
+# terminal is narrow. Two spaces precede the token count of a comparison. " [" begins an interval.
 _TOKENS = ("  ",)
 _INTERVALS = ("  ", " [")
 # Minimum number of columns that identify a row, if a table is spread over several tables.

@@ -298,7 +298,11 @@ class RolloutLoop:
 
 
 def slot_sizes(engine: SlotDecoder) -> dict[str, int]:
-    """Returns the sizes on which a rollout's memory depends, for out-of-memory messages."""
+    """Returns the sizes on which a rollout's memory depends, by name, for out-of-memory messages.
+
+    They are the number of slots (traces decoded at the same time), and the maximum number of
+    positions of a trace, of tokens of a prompt and of tokens of an answer.
+    """
     return {
         "slots": engine.spec.slots,
         "positions": engine.length,

@@ -255,19 +255,21 @@ def _check_streams(
     num_keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (num_keys,):
         raise UserError(
-            f"rollout: found {sampling.temperature.shape[0]} temperatures for {num_keys} keys; "
-            "pass one for each, or a single one"
+            f"rollout: found {sampling.temperature.shape[0]} temperatures for {num_keys} random "
+            "keys; pass one temperature per key, or a single one"
         )
     if key.ndim == 0:
         return
     if streams is None:
         raise UserError(
-            f"rollout: found {num_keys} keys and no streams; pass the index of each row's key"
+            f"rollout: found {num_keys} random keys, but `streams` is missing; pass the index of "
+            "each row's key as `streams`"
         )
     if len(streams) and not 0 <= streams.min() <= streams.max() < num_keys:
         raise UserError(
-            f"rollout: found streams from {streams.min()} to {streams.max()}; use 0 to "
-            f"{num_keys - 1}, the index of one of the {num_keys} keys"
+            f"rollout: `streams` must contain the index of a random key for each row, but found "
+            f"indices from {streams.min()} to {streams.max()}; use 0 to {num_keys - 1}, because "
+            f"{num_keys} keys were passed"
         )
 
 

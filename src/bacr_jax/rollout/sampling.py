@@ -154,7 +154,12 @@ class VocabPart:
         return jax.lax.psum(values, self.axis)
 
     def nth(self, flags: Bool[Array, "R n"], count: TokenIds) -> TokenIds:
-        """Returns the token id of the `count`-th flagged entry. `count` starts at 1."""
+        """Returns, for each row, the token id of the `count`-th vocabulary entry that is flagged.
+
+        Args:
+          flags: flags of the vocabulary entries that are stored on this device.
+          count: number of the entry in each row, counted from 1 over all devices.
+        """
 
         def block(sums: Array) -> tuple[Array, Array]:
             total = jnp.cumsum(sums, axis=-1)

@@ -315,13 +315,13 @@ def _refuse_foreign_folder(
         if resume != "required":
             return
         raise UserError(
-            f"{where} contains no run to continue; use the folder of a run, or leave out --resume "
-            "required"
+            f"{where} contains no run to continue; use the folder of a run, or leave out the "
+            "option --resume required"
         )
     if resume == "never":
         raise UserError(
-            f"{where} already contains a run; use {free_folder(where, path)}, or leave out "
-            "--resume never"
+            f"{where} already contains a run; use {free_folder(where, path)}, or leave out the "
+            "option --resume never"
         )
     try:
         differing = _differing(path / _CONFIG, values)

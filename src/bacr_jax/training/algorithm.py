@@ -160,17 +160,19 @@ def guarded(
     clock: Clock,
     poll: Poll,
 ) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
-    """Undoes the previous update if the new traces are beyond a bound of `train.undo_*`.
+    """Undoes the previous update if the traces sampled after it violate a limit.
 
-    The policy parameters, the optimizer state and the value head are restored to their values
-    before the update. The step is then sampled again, once. Pass rates and the running means of the
-    method are kept, because they describe traces of the restored policy. The cursors of the
-    question stream (number of questions drawn so far from each difficulty group) are kept as well.
-    The tokens of the discarded traces still count as generated tokens.
+    The limits are the config keys `train.undo_closed_answers` and `train.undo_filled_budgets`. If a
+    limit is violated, the policy parameters, the optimizer state and the value head are restored to
+    their values before the update. The step is then sampled again, once. Pass rates and the running
+    means of the method are kept, because they describe traces of the restored policy. The cursors
+    of the question stream (number of questions drawn so far from each difficulty group) are kept as
+    well. The tokens of the discarded traces still count as generated tokens.
 
     Args:
-      guard: snapshot of the state before the previous update, and the bounds on the traces.
-      sampled: rounds and cursors of this step.
+      guard: snapshot of the state before the previous update, and the limits on the traces.
+      sampled: the traces of this step, as one or more rounds of sampling, and the cursors after
+        them. Dynamic sampling needs several rounds.
 
     Returns:
       The state, rounds and cursors to continue with, and log messages about the undone update. The
