@@ -135,7 +135,7 @@ class _HeaderReader:
         return values
 
     def text(self) -> str:
-        """Reads a string, which is stored as its length in bytes followed by UTF-8."""
+        """Reads a string, which is stored as its length in bytes and then its bytes in UTF-8."""
         (size,) = self.take("Q")
         (content,) = self.take(f"{size}s")
         return content.decode()

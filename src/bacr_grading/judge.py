@@ -112,7 +112,7 @@ class Undecided:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The requests of all interpretations of the answer."""
+        """All comparisons that math-verify has to make, over all interpretations of the answer."""
         return tuple(request for reading in self.readings for request in reading.requests)
 
 

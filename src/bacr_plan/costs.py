@@ -245,9 +245,10 @@ def logits_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
 def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
     """Returns the bytes moved per cache position in a decoding step, for all layers.
 
-    They consist of the position's key and value. XLA's attention also writes the scores in fp32,
-    reads them three times, and writes and reads them once in the compute dtype. It pads the queries
-    that share a key/value head to a multiple of eight.
+    They consist of the position's key and value. If the run uses XLA's attention, they include the
+    attention scores: XLA writes them in fp32, reads them three times, and writes and reads them
+    once in the compute dtype. It pads the queries that share a key/value head to a multiple of
+    eight.
 
     Args:
       work: the sizes of the run.

@@ -174,12 +174,13 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
-    """Returns the bytes of the gathered output head and one chunk of logits.
+    """Returns the bytes per device of the gathered output head and one chunk of logits.
 
     Args:
       work: the sizes of the run.
       layout: the mesh.
-      backward: True for a pass with gradients, which stores one more array of logits.
+      backward: True for a pass with gradients, which stores one more array of logits, and the
+        gradient of the output head unless only adapters are trained.
     """
     head = costs.vocabulary_matrix(work.model) / layout.tensor
     tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens

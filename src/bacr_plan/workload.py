@@ -267,11 +267,11 @@ def planned_shape(data: DataConfig, model: ModelConfig) -> tuple[Qwen2Config, st
 
 
 def _evaluated(eval_config: EvalConfig, data: DataConfig, limit: int) -> tuple[EvaluationCall, ...]:
-    """Returns the calls of an evaluation.
+    """Returns the decoding calls of an evaluation, each with its numbers of traces and budgets.
 
-    Each set has one call with all budgets, greedy and sampled, and one call with its dense traces.
-    Held-out questions that are used to select a checkpoint count as another set, which is evaluated
-    completely with greedy decoding.
+    Each set has one call with all budgets, greedy and sampled. With `eval.cut_every`, it has a
+    second call for the traces that are truncated at many points. Held-out questions that are used
+    to select a checkpoint count as another set, which is evaluated completely with greedy decoding.
 
     Args:
       eval_config: section `eval` of the config.

@@ -37,7 +37,7 @@ _NOT_FINITE = "the logits of this request are not finite; the weights contain Na
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a request in a step.
+    """A new piece of the response to a request, or the error that ends the request.
 
     Attributes:
       handle: the value that was passed to `Slots.add` with the request.
@@ -221,7 +221,7 @@ class Slots:
         self._answered_steps = 0
 
     def _answer(self) -> Iterator[Event]:
-        """Decodes one chunk of the open answers."""
+        """Decodes one chunk of the answers in progress, and yields the new piece of each answer."""
         assert self._opened is not None
         total, steps = self._engine.answer_steps
         with phase_memory("answers", **slot_sizes(self._engine), answered_rows=len(self._group)):
