@@ -131,5 +131,5 @@ def test_what_can_not_be_used_is_refused_in_a_line(policy, call, says):
 def test_a_folder_without_a_policy_is_refused(tmp_path, policy):
     with pytest.raises(UserError, match="contains neither config.yaml nor config.json"):
         bacr_jax.load(tmp_path)
-    with pytest.raises(UserError, match="step=3: only a run has steps"):
+    with pytest.raises(UserError, match="step=3: only a run has checkpoints"):
         bacr_jax.load(policy.folder, step=3)

@@ -500,7 +500,7 @@ class WorkerPool:
           ValueError: if the reply is any other message.
         """
         if worker.ready or reply.keys() - {"ready", "refused"}:
-            raise ValueError("the reply is not a greeting")
+            raise ValueError("the first message of the worker is not a greeting")
         worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)

@@ -46,7 +46,7 @@ def archived_cells(folder: Path) -> list[Any]:
     try:
         return [parse_json(line) for line in read_compressed(path).splitlines()]
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); copy it again") from None
+        raise UserError(f"{path} can't be read ({error}); copy the file again") from None
 
 
 def unpack(folder: Path) -> None:
@@ -65,7 +65,10 @@ def unpack(folder: Path) -> None:
         for cell in archived_cells(folder):
             cell_id = cell.get("id") if isinstance(cell, dict) else None
             if not isinstance(cell_id, str) or not _CELL_ID.fullmatch(cell_id):
-                raise UserError(f"{folder / CELLS} contains a cell without an id; copy it again")
+                raise UserError(
+                    f"{folder / CELLS} contains the results of a run without an id; copy the file "
+                    "again"
+                )
             path = cell_path(folder, cell_id)
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -173,7 +173,9 @@ def read_cell(path: Path) -> Cell:
     except OSError as error:
         raise UserError(f"{path} can't be read ({error.strerror})") from None
     except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise UserError(f"{path} is damaged, or is not a cell ({error}); {advice}") from None
+        raise UserError(
+            f"{path} is damaged, or does not contain the results of a run ({error}); {advice}"
+        ) from None
     if contradiction is not None:
         raise UserError(f"{path}: {contradiction}; {advice}")
     return cell
@@ -218,7 +220,7 @@ def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
     variant = Variant(cell.arm, cell.value)
     expected = cell_id(cell.task, variant, cell.seed)
     if cell.id != expected or path.stem != expected:
-        yield f"found id {cell.id!r} of task, arm, value and seed {expected!r}"
+        yield f"its id is {cell.id!r}, but its task, arm, value and seed make {expected!r}"
     for name, by_mode in cell.sets.items():
         if name not in cell.problems_digest:
             yield f"problems_digest: the digest of {name} is missing"
@@ -281,8 +283,8 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
             same_levels = cell.levels_of.get(name) == first.levels_of.get(name)
             if not same_ids or not same_levels:
                 raise UserError(
-                    f"{folder / 'cells'}: {cell.id} has other problems of {name} than {first.id}; "
-                    "run one of them again with the same data"
+                    f"{folder / 'cells'}: {cell.id} was evaluated on other problems of {name} than "
+                    f"{first.id}; run one of the two again with the same data"
                 )
     return cells
 

@@ -116,7 +116,7 @@ class PlannedRun:
             cell = read_cell(path)
             stored = {"digest": cell.config_sha, **evaluated(cell, wanted)}
             differences = [
-                f"{key} {value} there, {wanted.get(key)} now"
+                f"{key}: {value} then, {wanted.get(key)} now"
                 for key, value in stored.items()
                 if value != wanted.get(key)
             ]

@@ -315,7 +315,7 @@ def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
     lines = {}
     for key in ("commit", "versions", "machine"):
         counts = collections.Counter(_provenance_text(cell, key) for cell in cells)
-        lines[key] = [f"{text} ({count} cells)" for text, count in counts.items()]
+        lines[key] = [f"{text} ({count} runs)" for text, count in counts.items()]
     dates = sorted({_provenance_text(cell, "date") for cell in cells})
     if len(dates) > 1:
         dates = [f"{dates[0]} to {dates[-1]}"]
@@ -337,23 +337,23 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     missing = len(results["missing"])
     if missing:
         yield (
-            f"{missing} of {missing + len(results['cells'])} cells are missing: what is shown of a "
-            "method is over the seeds that it has, and not over the same for all"
+            f"the results of {missing} of {missing + len(results['cells'])} runs are missing, so "
+            "the means of different methods may be over different seeds"
         )
     if len(study.seeds) == 1:
         yield (
-            "one seed: intervals and tests are over problems only, and say nothing about other "
-            "trainings"
+            "one seed: intervals and tests are over problems only, and do not show how much other "
+            "training runs would differ"
         )
     elif len(study.seeds) == 2:
-        yield "two seeds: intervals are wide, and their 95 % only roughly right"
+        yield "two seeds: intervals are wide, and their level of 95 % is only approximate"
     for task, sets in results["problems"].items():
         for name, counts in sets.items():
             if counts["distinct_problems"] < counts["rows"]:
                 yield (
-                    f"{study.task(task).label}: {counts['rows']:,} rows of {name} are "
-                    f"{counts['distinct_problems']:,} distinct problems, and tests take rows for "
-                    "problems"
+                    f"{study.task(task).label}: the {counts['rows']:,} rows of {name} contain only "
+                    f"{counts['distinct_problems']:,} distinct problems, but the tests treat each "
+                    "row as a different problem"
                 )
     plurals = {
         "commit": "commits",
@@ -363,7 +363,7 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     for key, plural in plurals.items():
         lines = results["provenance"][key]
         if len(lines) > 1:
-            yield f"cells come from {len(lines)} {plural}: {'; '.join(lines)}"
+            yield f"the runs are from {len(lines)} {plural}: {'; '.join(lines)}"
 
 
 _STYLE = """

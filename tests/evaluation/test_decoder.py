@@ -128,7 +128,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     # What was sampled with a budget in the tag is not continued without it.
     capsys.readouterr()
     assert evaluate.main(["--run", str(run), *own[:2]]) == 2
-    assert "decoding.budget_tag (declared there, given now)" in capsys.readouterr().err
+    assert "decoding.budget_tag (declared in the folder, given now)" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_a_server_that_misses_one_update_at_a_usual_rate_ends_the_run(tmp_path, 
     run, state = run_served_by(Keeping, tmp_path, monkeypatch, *rates, "optimizer.warmup_steps=0")
     state, done = iterate(run, state, 0)
     assert done.metrics["policy/grad_norm"] > 0
-    with pytest.raises(UserError, match="are nearer to the weights before"):
+    with pytest.raises(UserError, match="are nearer to the previous weights"):
         iterate(run, state, 1)
 
 

@@ -102,7 +102,7 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
     if (arguments.run is None) == (arguments.model is None):
         raise UserError("command line: no policy; pass --run DIR or --model HFDIR")
     if arguments.model is not None and arguments.step is not None:
-        raise UserError("--step: only a run has steps; leave the option out")
+        raise UserError("--step: only a run has checkpoints of several steps; leave the option out")
     if arguments.run is not None and arguments.download:
         raise UserError("--download: a run contains its weights; leave the option out")
 

@@ -120,8 +120,9 @@ def check_length(
         if largest > free:
             advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
             raise UserError(
-                f"{_largest_option(limits)}: with prompts of {prompt} tokens in {name} and answers "
-                f"of {answers} the model's {positions} positions are too few; {advice}"
+                f"{_largest_option(limits)}: the prompts of {name} have up to {prompt} tokens and "
+                f"answers have {answers}, so the model's {positions} positions are too few; "
+                f"{advice}"
             )
 
 

@@ -197,7 +197,7 @@ def _cudnn_attention(
     """Computes causal self-attention with cuDNN's kernel (see `causal_attention`)."""
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise UserError(
-            f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; set "
+            f"model.attention: cudnn supports bfloat16 and float16, but found {q.dtype}; set "
             "model.attention=xla or model.compute_dtype=bfloat16"
         )
     length = q.shape[1]

@@ -90,7 +90,7 @@ class QuestionSet:
             object.__setattr__(self, "duplicates", np.zeros(size, bool))
         sizes = {len(getattr(self, name)) for name in _PER_QUESTION}
         if len(sizes) != 1:
-            raise ValueError(f"fields of different lengths: {sorted(sizes)}")
+            raise ValueError(f"fields have different lengths: {sorted(sizes)}")
 
     @property
     def graded_by(self) -> tuple[str, float]:

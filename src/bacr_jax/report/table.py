@@ -125,9 +125,13 @@ class Table:
     def __post_init__(self) -> None:
         num_columns = len(self.header)
         if any(len(row) != num_columns for row in self.rows):
-            raise ValueError(f"table {self.name}: rows of other lengths than the header")
+            raise ValueError(
+                f"table {self.name}: a row and the header have different numbers of entries"
+            )
         if self.groups and sum(span for _, span in self.groups) != num_columns:
-            raise ValueError(f"table {self.name}: groups of other widths than the header")
+            raise ValueError(
+                f"table {self.name}: the groups and the header have different numbers of columns"
+            )
 
     def columns(self) -> list[str]:
         """Returns the names of the columns, each after the name of its group."""

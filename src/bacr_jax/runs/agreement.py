@@ -125,7 +125,8 @@ def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[
     first = facts_by_process[0]
     for process, other in enumerate(facts_by_process):
         differences = [
-            f"{name} ({_short(first.get(name))} there, {_short(other.get(name))} here)"
+            f"{name} ({_short(first.get(name))} in process 0, {_short(other.get(name))} in "
+            f"process {process})"
             for name in dict.fromkeys((*first, *other))
             if first.get(name) != other.get(name)
         ]

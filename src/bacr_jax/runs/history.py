@@ -80,9 +80,11 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
     if present_metrics != recorded_metrics:
         before = recorded_metrics["records"]
         now = present_metrics["records"]
+        change = "its records are different"
+        if now != before:
+            change = f"it had {before} records, and has {now}"
         raise UserError(
-            f"{paths.metrics} is not the file that the run had written by step {step} ({before} "
-            f"records then, {now} now, {'different ones' if now == before else 'some lost'}); "
+            f"{paths.metrics} was changed after the checkpoint of step {step} was saved: {change}; "
             "restore the file, or use another output.dir"
         )
     notes = []

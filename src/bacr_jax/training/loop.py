@@ -218,8 +218,8 @@ class Trainer:
         if self.origin and self.origin != origin:
             raise UserError(
                 f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup} "
-                "contains other weights than those that the run began with and still needs; "
-                "restore them, or use another output.dir"
+                "contains other weights than at the start of the run, which still needs the "
+                "original ones; restore them, or use another output.dir"
             )
         self.origin = origin
         if self.config.loss.kl_coef > 0:
