@@ -52,7 +52,7 @@ class Event:
 
 @dataclass
 class _Row:
-    """A request in a slot.
+    """A request that is being decoded in a slot.
 
     Attributes:
       is_thinking: True until the thinking has ended.
@@ -71,7 +71,7 @@ class _Row:
 
 
 class Slots:
-    """The slots of a decoder and the requests in them.
+    """A decoder with a fixed number of slots, each of which decodes one request at a time.
 
     Attributes:
       size: number of slots.
@@ -123,7 +123,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Returns the number of free slots."""
+        """Returns the number of free slots, which is the number of requests that can be added."""
         return self.size - len(self._rows)
 
     def add(self, requests: list[tuple[Any, Generation]]) -> None:
@@ -188,7 +188,7 @@ class Slots:
         return events
 
     def _think(self) -> Iterator[Event]:
-        """Decodes one chunk of the thinking in every slot."""
+        """Decodes one chunk of the thinking of every request in a slot."""
         with phase_memory("decode", **slot_sizes(self._engine)):
             self._engine.decode()
             ended, broken, _ = self._engine.status()
@@ -208,7 +208,7 @@ class Slots:
                 yield Event(row.handle, Piece(THINKING, new_tokens))
 
     def _open_answers(self) -> None:
-        """Starts the answers of all rows whose thinking has ended."""
+        """Starts the answers of all requests whose thinking has ended."""
         self._group = sorted(slot for slot, row in self._rows.items() if not row.is_thinking)
         if not self._group:
             return

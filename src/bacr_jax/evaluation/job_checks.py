@@ -21,7 +21,7 @@ from bacr_jax.runs import setup
 
 @dataclass(frozen=True)
 class EvaluationLimits:
-    """The settings that limit the rows of an evaluation.
+    """The settings that limit the length of prompt, thinking and answer in an evaluation.
 
     Attributes:
       evaluation: section `eval` of the config.
@@ -110,7 +110,7 @@ def check_length(
     positions: int,
     sets: dict[str, PromptedQuestions],
 ) -> None:
-    """Raises UserError if the longest row of a set exceeds the model's number of positions."""
+    """Raises UserError if prompt, thinking and answer can exceed the model's positions."""
     largest = limits.largest
     answers = limits.answer_tokens
     declared = len(declaration(tokenizer, style, limits.evaluation, largest))

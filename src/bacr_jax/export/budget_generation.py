@@ -343,7 +343,7 @@ def conditions(model, budgets):
 
 
 def _limits(budgets, thinking, config, prompt_length):
-    """Returns the maximum number of thinking tokens of each row.
+    """Returns the maximum number of thinking tokens of each sequence (row).
 
     Raises:
       ValueError: a row would exceed the model's number of positions.

@@ -250,7 +250,7 @@ def _block_rows(length: int) -> int:
 
 
 def _block_sizes(length: int) -> list[int]:
-    """Returns the number of queries in each block of a row. The last block may be smaller."""
+    """Returns the number of queries in each block of a sequence. The last block may be smaller."""
     rows = _block_rows(length)
     return [min(rows, length - start) for start in range(0, length, rows)]
 
@@ -364,7 +364,11 @@ def _tree_attention_by_blocks(
     branch_of: Int[Array, "B F"] | None,
     trunk_length: int,
 ) -> Float[Array, "B T N H"]:
-    """Computes `tree_attention` with XLA, in blocks of trunk queries and one block of branches."""
+    """Computes `tree_attention` with XLA, in blocks of queries.
+
+    The queries of prompt and thinking (trunk) form several blocks, and the queries of all answers
+    (branches) form one block.
+    """
     count = q.shape[1] - trunk_length
     sizes = _block_sizes(trunk_length)
     trunk_rows = 0

@@ -233,7 +233,7 @@ class Tree(NamedTuple):
 
     @property
     def branch_of(self) -> Int[Array, "B F"] | None:
-        """Returns the branch index of each packed token, -1 if unused, or None without packing."""
+        """Returns the answer (branch) of each packed token, or -1; None without packing."""
         if self.packing is None:
             return None
         # Floor division maps -1 to -1.

@@ -51,7 +51,7 @@ class MeshShape(NamedTuple):
 
     @property
     def slot_shards(self) -> int:
-        """Returns the number of shards of the decoded rows."""
+        """Returns the number of parts into which the mesh divides the traces that are decoded."""
         return self.num_devices // self.decode_tensor
 
 

@@ -145,7 +145,7 @@ class Callbacks:
 def check_request(
     prompts: Prompts, rows: RolloutRequest, key: jax.Array, setup: SamplingSetup
 ) -> ResolvedRequest:
-    """Checks a request and fills in its defaults.
+    """Checks a request for traces (rows) and fills in its defaults.
 
     Cuts (truncation points) at or beyond the thinking limit are moved to the end of the grace
     window.
@@ -168,9 +168,10 @@ def check_request(
 
 
 def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup) -> None:
-    """Raises UserError if the numbers of rows or token ids do not match.
+    """Raises UserError if the arrays of a request do not have an entry for each trace (row).
 
-    Also raises UserError if `max_parallel_cuts` is combined with several answers per cut.
+    Also raises UserError if the numbers of token ids of rules and model differ, or if
+    `max_parallel_cuts` is combined with several answers per cut.
     """
     spec = setup.spec
     num_ids = setup.rules.allowed_tokens.shape[0]
@@ -274,7 +275,7 @@ def _check_streams(
 
 
 def check_finite(broken_rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], part: str) -> None:
-    """Raises UserError if any row has non-finite logits.
+    """Raises UserError if the logits of any trace (row) are non-finite.
 
     Args:
       broken_rows: indices into `ids` of rows with non-finite logits.

@@ -105,7 +105,7 @@ class VocabPart:
         block: Callable[[Columns], tuple[TokenIds, _Result]],
         entry: Callable[[Columns, _Result], TokenIds],
     ) -> tuple[TokenIds, _Result]:
-        """Selects a token per row in two steps: first a block of token ids, then an id in it.
+        """Selects a token per sequence (row): first a block of token ids, then an id in the block.
 
         The blocks are the same regardless of how the vocabulary is sharded.
 
@@ -141,7 +141,7 @@ class VocabPart:
         return chosen * BLOCK + entry(within, result), result
 
     def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
-        """Returns the entry of `x` at one token id per row."""
+        """Returns one entry of `x` per sequence (row). `x` has an entry for each token id."""
         local = ids - self._start(x)
         if self.axis is None:
             values = jnp.take_along_axis(x, local[:, None], axis=-1)
@@ -154,7 +154,7 @@ class VocabPart:
         return jax.lax.psum(values, self.axis)
 
     def nth(self, flags: Bool[Array, "R n"], count: TokenIds) -> TokenIds:
-        """Returns, for each row, the token id of the `count`-th vocabulary entry that is flagged.
+        """Returns, for each sequence (row), the id of the `count`-th flagged vocabulary entry.
 
         Args:
           flags: flags of the vocabulary entries that are stored on this device.
@@ -200,9 +200,9 @@ class SamplingParams:
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
-        """Expands temperature and top-p from one number per stream to one number per row.
+        """Expands temperature and top-p from one number per stream to one number per trace (row).
 
-        Single numbers are unchanged.
+        A stream is a group of traces with the same settings. Single numbers are unchanged.
 
         Args:
           streams: index of each row's temperature and top-p.
