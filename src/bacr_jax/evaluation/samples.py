@@ -334,7 +334,7 @@ class EvalSampling:
     """Sampling settings that all traces of an evaluation share.
 
     Attributes:
-      environment: prompts, decoding rules and graders.
+      task_data: prompts, decoding rules and graders.
       key: PRNG key of the evaluation. The tokens of a trace depend on this key, its row number and
         the budget.
       config: temperature and top-p of sampled answers, and the content of the budget tag.
@@ -342,7 +342,7 @@ class EvalSampling:
       on_rows: called with the number of traces that were decoded since the last call.
     """
 
-    environment: TaskData
+    task_data: TaskData
     key: jax.Array
     config: EvalConfig
     poll: Poll

@@ -1,6 +1,6 @@
 """Builds the task of a run: tokenizer, questions, prompts, stop strings and graders.
 
-`build_environment` builds a `TaskData` once from the settings, on the host. The training loop and
+`build_task_data` builds a `TaskData` once from the settings, on the host. The training loop and
 evaluation then only handle arrays: prompts as inputs and graded outcomes as outputs.
 """
 
@@ -552,7 +552,7 @@ def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRu
     )
 
 
-def build_environment(
+def build_task_data(
     task: TaskSettings,
     tokenizer: Any,
     vocab_size: int,

@@ -70,7 +70,7 @@ def iterate(
       The state after the iteration, and the results to log.
     """
     clock = Clock(step, on_phase)
-    graded_before = grader_totals(run.environment)
+    graded_before = grader_totals(run.task_data)
     # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may take
     # several rounds.
     rounds, cursors = sample_step(run, state, step, clock, poll)
@@ -117,7 +117,7 @@ def iterate(
         new = with_upcoming(new, upcoming, clock)
     metrics = {**update_metrics, **advantage_metrics}
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
-    metrics |= host_metrics(clock, graded_before, grader_totals(run.environment))
+    metrics |= host_metrics(clock, graded_before, grader_totals(run.task_data))
     if guard is not None:
         metrics["train/undone"] = float(bool(notes))
     metrics = clock.timed(metrics, chosen.tokens)
@@ -225,9 +225,9 @@ def sample_round(
     plan_key, rollout_key = stages.round_keys(key, step, index)
     # After an undone update, the parameters are the ones that the previous step was sampled with.
     version = step - 1 if again else step
-    if isinstance(state, RunStateAhead) and state.in_hand.there:
-        plan = state.in_hand.plan
-        rollout = state.in_hand.rollout
+    if isinstance(state, RunStateAhead) and state.prefetched.is_sampled:
+        plan = state.prefetched.plan
+        rollout = state.prefetched.rollout
         prompts = stages.prompts_of(run, plan)
     else:
         plan, prompts, cursors = plan_round(run, state, step, plan_key, cursors)
@@ -328,13 +328,13 @@ def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock)
       clock: clock of the step, which records the waiting time.
 
     Returns:
-      The state with the batch. Its flag `in_hand.there` is False if no batch was being sampled or
-      if all servers were lost.
+      The state with the batch. Its flag `prefetched.is_sampled` is False if no batch was being
+      sampled or if all servers were lost.
     """
     sampled = None if upcoming is None else upcoming.wait()
     waiting_seconds = clock.lap("rollout")
     if upcoming is None or sampled is None:
-        return replace(state, in_hand=replace(state.in_hand, there=np.array(False)))
+        return replace(state, prefetched=replace(state.prefetched, is_sampled=np.array(False)))
     batch, sampling_seconds = sampled
     clock.laps["time/overlap"] = max(sampling_seconds - waiting_seconds, 0.0)
-    return replace(state, in_hand=batch, stream=upcoming.cursors)
+    return replace(state, prefetched=batch, stream=upcoming.cursors)
