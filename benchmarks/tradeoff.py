@@ -71,8 +71,8 @@ def style_shares(folder: Path) -> dict[str, float]:
     with open_run(folder, config) as opened:
         trainer = Trainer(config, opened)
         state, _ = trainer.start()
-        policy, environment = trainer.policy, trainer.environment
-        questions = next(iter(environment.eval.values()))
+        policy, task_data = trainer.policy, trainer.task_data
+        questions = next(iter(task_data.eval.values()))
         index = np.arange(len(questions))[:: max(len(questions) // PROBLEMS, 1)]
         shares = {}
         for budget in config.eval.budgets:
@@ -84,7 +84,7 @@ def style_shares(folder: Path) -> dict[str, float]:
                 jax.random.fold_in(jax.random.key(config.seed), budget),
                 SamplingSetup(
                     dataclasses.replace(policy.evaluation, answer_tokens=1),
-                    environment.rules,
+                    task_data.rules,
                     sampling_params(1.0),
                     policy.phi_of(state.train.policy),
                 ),

@@ -476,7 +476,7 @@ def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_c
     # A folder of one step is not continued with another.
     out = str(run / "evaluation" / "step-000003-budgets-4-size-4")
     assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4", "--out", out]) == 2
-    assert "policy.step (3 there, 2 now); use --step 3, or --out" in capsys.readouterr().err
+    assert "policy.step (3 in the folder, 2 now); use --step 3, or --out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -71,9 +71,13 @@ _MOST_SCORES = 2**26
 
 @dataclass(frozen=True)
 class Trial:
-    """A tiny run that can sample one rollout and apply one update with random advantages.
+    """A tiny run with random parameters, whose results are compared with a NumPy implementation.
+
+    The run can sample one rollout and apply one update. The advantages of the update are random,
+    because the check of the update needs no rewards.
 
     Attributes:
+      config: settings of the tiny run.
       devices: number of devices over which the parameters and the batch are sharded.
     """
 

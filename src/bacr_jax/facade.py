@@ -171,5 +171,7 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
             "a Hugging Face model"
         )
     if step is not None:
-        raise UserError(f"step={step}: only a run has steps; leave the argument out")
+        raise UserError(
+            f"step={step}: only a run has checkpoints of several steps; leave the argument out"
+        )
     return Policy(open_session(None, path, None, texts))

@@ -132,7 +132,7 @@ class ServedPolicy:
         return TextStream(self.vocabulary, self.answer_close)
 
     def raw_text(self) -> TextStream:
-        """Returns a decoder that leaves nothing out."""
+        """Returns a decoder of any tokens, which keeps the closing tag in the text."""
         return TextStream(self.vocabulary, strips=False)
 
     @property

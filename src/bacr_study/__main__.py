@@ -186,7 +186,7 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Trains and evaluates every run whose cells are missing.
+    """Trains and evaluates every run whose results are missing in the study's folder.
 
     Runs nothing if `--report` was passed.
 
@@ -225,7 +225,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
 
 
 def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Writes results.json, the tables, the figures and study.html from the study's cells.
+    """Writes results.json, the tables, the figures and study.html from the stored results.
 
     Prints the path of each file.
     """
@@ -242,7 +242,8 @@ def run_and_report(
 ) -> int:
     """Trains and evaluates the missing runs, then writes the report.
 
-    The report is also written if some runs failed, as long as at least one cell exists.
+    The report is also written if some runs failed, as long as the results of at least one run
+    exist.
 
     Returns:
       The exit code of `run_missing`.

@@ -157,10 +157,11 @@ def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
 
 
 def panel_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
-    """Distributes the variants over panels with up to 12 curves.
+    """Distributes the curves of a figure over panels with up to 12 curves.
 
-    The first reference arm appears in every panel. Variants of one colour are spread over the
-    panels, so that few curves of a panel differ only in their markers.
+    Each curve is a variant: an arm (a method with its settings) at one of its swept values. The
+    first reference arm, which the others are compared with, appears in every panel. Variants of one
+    colour are spread over the panels, so that few curves of a panel differ only in their markers.
     """
     variants = study.variants()
     if len(variants) <= _CURVES_IN_A_PANEL:

@@ -64,7 +64,7 @@ _SIGNIFICANT_COLOUR = "s1"
 def draw_figures(
     folder: Path, results: Results, study: Study
 ) -> list[tuple[StudyFigure, list[Path]]]:
-    """Draws the figures of the study's views into a folder.
+    """Draws the figures for each kind of result that the study shows (its views) into a folder.
 
     Returns:
       Each figure with the paths of its files, in the order of the study's views.
@@ -96,7 +96,7 @@ def draw_figures(
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
 ) -> Iterator[dict[float, EstimateRecord]]:
-    """Yields the estimates of one number for each variant, by the x coordinate of their points.
+    """Yields the estimates of one result by budget, for each variant (arm and swept value).
 
     Args:
       results: the contents of results.json.
@@ -117,9 +117,9 @@ def _by_budget(
 def accuracy_figures(
     results: Results, study: Study, *, hard: bool = False
 ) -> Iterator[StudyFigure]:
-    """Yields the figure that plots accuracy against the budget.
+    """Yields the figure that plots the accuracy of each method against the budget.
 
-    Yields nothing if the study has more than `MOST_CURVES` variants.
+    Yields nothing if the study has more than `MOST_CURVES` curves.
 
     Args:
       results: the contents of results.json.
@@ -163,7 +163,7 @@ def _accuracy_chart(
     variants: Sequence[Variant],
     looks: Mapping[str, Series],
 ) -> Chart:
-    """Plots the accuracy of some variants on an evaluation set against the budget."""
+    """Plots accuracy on an evaluation set by budget, with a curve per arm and swept value."""
     series = []
     for variant, points in zip(variants, _by_budget(results, task, name, variants)):
         series.append(accuracies(looks[variant.key], points, points.values()))
@@ -283,7 +283,7 @@ def _thinking_series(
 
 
 def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 3b of the paper: the difference from the reference arm per difficulty level."""
+    """Yields Fig. 3b of the paper: differences in accuracy from the reference arm by difficulty."""
     if not study.references:
         return
     looks = looks_of(study)
@@ -313,7 +313,10 @@ def _level_chart(
     variants: Sequence[Variant],
     looks: Mapping[str, Series],
 ) -> Chart:
-    """Plots the differences of some variants from the reference arm per difficulty level.
+    """Plots differences in accuracy from the reference arm by difficulty level.
+
+    Each curve is a variant: an arm (a method with its settings) at one of its swept values. The
+    reference arm is the one that the others are compared with.
 
     Args:
       title: title of the chart.
@@ -468,7 +471,7 @@ def _forest(
 
 
 def sweep_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 4 and Table 4 of the paper: accuracy against the swept value."""
+    """Yields Fig. 4 and Table 4 of the paper: accuracy by the value of a setting that is varied."""
     for sweep in study.sweeps():
         columns = []
         for task in study.tasks:
@@ -484,7 +487,7 @@ def sweep_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 
 
 def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budget: str) -> Chart:
-    """Plots accuracy against the swept value at one budget.
+    """Plots accuracy at one budget against the value of the setting that a sweep varies.
 
     Numeric values are placed at their position on the axis. Otherwise the values are placed at
     equal distances.

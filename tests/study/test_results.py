@@ -224,8 +224,8 @@ class TestResults:
         write_cell(tmp_path, dataclasses.replace(cell, provenance=provenance))
         found = build_results(read_cells(tmp_path, study), study)
         assert found["warnings"] == [
-            "two seeds: intervals are wide, and their 95 % only roughly right",
-            "cells come from 2 commits: ffff (1 cells); 0123abcd (5 cells)",
+            "two seeds: intervals are wide, and their level of 95 % is only approximate",
+            "the runs are from 2 commits: ffff (1 runs); 0123abcd (5 runs)",
         ]
 
     def test_one_seed_falls_back_to_problems_and_says_so(self, tmp_path):
@@ -268,7 +268,7 @@ class TestConfigured:
         problems = repeated(self.STUDY)
         found = self.built(tmp_path, Configured(problems={("ledger", "test"): problems}))
         assert found["problems"]["ledger"]["test"] == problems.counts
-        said = "12 rows of test are 4 distinct problems, and tests take rows for problems"
+        said = "the 12 rows of test contain only 4 distinct problems, but the tests treat "
         assert any(said in line for line in found["warnings"])
         assert "test: 4 distinct in 12 rows" in page(found, self.STUDY, [], [])
 
@@ -441,7 +441,7 @@ class TestWriting:
         assert sorted(results["missing"]) == missing
         assert table(results, "accuracy", study).rows[0][1:] == ("-",) * 6
         shown = page(results, study, [], [])
-        assert "3 of 6 cells are missing: what is shown of a method" in shown
+        assert "the results of 3 of 6 runs are missing, so" in shown
         assert "<li>ledger.cot.0</li>" in shown
 
     def test_captions_count_the_seeds_that_have_runs(self, tmp_path):

@@ -355,9 +355,9 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
         )
     if procedural and warmup.style is not None and data.ledger.variant != "tradeoff":
         yield (
-            f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
-            "many styles to stop by one of them; set data.ledger.variant=tradeoff, or "
-            "warmup.style=null"
+            f"warmup.style={warmup.style}: the accuracy of a single style can't end the warm-up of "
+            f"data.ledger.variant={data.ledger.variant}, which trains several styles; set "
+            "data.ledger.variant=tradeoff, or warmup.style=null"
         )
     levels = data.ledger.train_levels
     needed = {warmup.style_level, NUM_LEVELS} - set(levels)

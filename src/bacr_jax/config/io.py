@@ -51,9 +51,9 @@ _ADDED_LATER = frozenset(
         *("loss.dual_clip", "loss.sequence_cap"),
     }
 )
-# Keys that only affect speed and the last bits of the sampler's log-probabilities. They do not
-# change which samples are drawn, so fingerprints exclude them.
-_OF_SPEED = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
+# Keys that only affect speed and the rounding of the sampler's log-probabilities. They do not
+# change which samples are drawn, so `identity` leaves them out.
+_SPEED_KEYS = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       values: values of the config, by dotted key (see `flatten`).
     """
-    return {name: value for name, value in values.items() if name not in _OF_SPEED}
+    return {name: value for name, value in values.items() if name not in _SPEED_KEYS}
 
 
 @functools.cache

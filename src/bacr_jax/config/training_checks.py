@@ -224,6 +224,6 @@ def dense_problems(evaluation: EvalConfig, key: str = "eval.cut_every=") -> Iter
     cuts = -(-largest // every)
     if cuts > _MOST_CUTS:
         yield (
-            f"{key}{every} makes {cuts} cuts of {largest} tokens; set it to "
+            f"{key}{every} results in {cuts} truncation points below {largest} tokens; set it to "
             f"{-(-largest // _MOST_CUTS)} or more"
         )

@@ -397,7 +397,7 @@ class Session:
         else:
             ids = [int(token) for token in response]
         if not ids:
-            raise UserError(f"response {row}: found no token; use a text or token ids")
+            raise UserError(f"response {row}: the response has no tokens; use a text or token ids")
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise UserError(

@@ -285,8 +285,10 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, looks: Looks
 def swap_charts(swap: Mapping[str, Any]) -> list[list[Chart]]:
     """Builds the charts of a swap table, with a row for each decoding mode.
 
-    The first chart of a row contains accuracy by truncation, with a curve for each budget as input.
-    The second chart contains the thinking tokens by budget as input.
+    A swap table contains results for every pair of a budget that the policy receives as input and a
+    number of tokens after which its thinking is truncated. The first chart of a row shows accuracy
+    by truncation, with a curve for each input budget. The second chart shows the thinking tokens by
+    input budget.
 
     Args:
       swap: entry `swap` of a set in results.json.
@@ -300,7 +302,16 @@ def swap_charts(swap: Mapping[str, Any]) -> list[list[Chart]]:
 
 
 def _swap_accuracies(mode: str, table: Mapping[str, Any], axis: Axis) -> Chart:
-    """Builds the chart of accuracy by truncation, with a curve for each budget as input."""
+    """Builds the chart of accuracy by the number of tokens after which thinking is truncated.
+
+    Each curve belongs to one budget that the policy receives as input. The point at which the input
+    equals the truncation is filled.
+
+    Args:
+      mode: decoding mode, for the title.
+      table: the swap table of the mode.
+      axis: axis of the accuracy.
+    """
     budgets = table["budgets"]
     count = len(budgets)
     series = []

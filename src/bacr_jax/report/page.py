@@ -134,11 +134,11 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
 
 
 def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, Any]) -> str:
-    """Returns a sentence about the change of accuracy and of thinking tokens in training.
+    """Returns a text about the change of accuracy and of thinking tokens in training.
 
-    It lists the budgets at which accuracy rose above or fell below the 95 % interval of before. If
-    accuracy is worse than before training at any budget, it also names the best checkpoint of a
-    finished run.
+    The text lists the budgets at which accuracy rose above or fell below its 95 % interval before
+    training. If accuracy fell at any budget, the text of a finished run also names the best
+    checkpoint.
 
     Args:
       policies: results of the first and the last evaluation.
@@ -293,9 +293,10 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
 
 
 def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
-    """Returns the results of the policy before training, cut at smaller budgets, by decoding mode.
+    """Returns the results of the policy before training if its thinking is truncated early.
 
-    The result is empty if no run measured the cuts (`eval.cut_every`) before training.
+    The results are by decoding mode and by truncation point. They are empty if no run evaluated
+    truncation points (`eval.cut_every`) before training.
     """
     for run in runs:
         for record in run.of_set(name):
@@ -306,7 +307,12 @@ def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
 
 
 def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:
-    """Returns charts of accuracy over steps if any run has more than two evaluations of the set."""
+    """Returns charts of accuracy over training steps, or [] if no run has three evaluations.
+
+    Args:
+      runs: the runs of the page.
+      name: the evaluation set.
+    """
     evaluations = {
         run.label: [(record["step"], record["sets"][name]) for record in run.of_set(name)]
         for run in runs

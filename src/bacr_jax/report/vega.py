@@ -62,7 +62,7 @@ _MARK_STROKES: Mapping[str, Spec] = {
 # Space in pixels between the axes and the first and last values, so that no marker touches an axis.
 _PADDING = 7
 _MARKER_SIZE = 50
-# Four significant digits, with a separator of thousands.
+# Number format of D3: four significant digits, with commas between thousands.
 _FORMAT = ",.4~r"
 _ZOOM = {
     "name": "zoom",
@@ -165,10 +165,11 @@ _UNNAMED = "\u2060"
 
 
 def named_curves(chart: Chart) -> list[Series]:
-    """Returns the curves of a chart that are drawn, each with a name.
+    """Returns the curves of a chart, each with a label.
 
-    A pale curve without a label has the name of the curve with the same colour, which is drawn over
-    it. Other curves without a label get a name that is not in the legend.
+    Curves without a label do not appear in the legend. If another curve of the same colour has a
+    label, such as the smoothed curve that is drawn over pale raw values, they get this label.
+    Otherwise, they get a label that starts with `_UNNAMED`.
     """
     curves = [thinned(series) for series in chart.drawn]
     labels = {curve.colour: curve.label for curve in curves if curve.label}
@@ -339,7 +340,12 @@ def _line_mark(kind: str, line: str) -> Spec:
 
 
 def _range(frame: Mapping[str, Spec], *, across: bool) -> dict[str, Spec]:
-    """Returns the encoding of intervals from `low` to `high`."""
+    """Returns the Vega-Lite encoding of intervals from the field `low` to the field `high`.
+
+    Args:
+      frame: encodings of the axes x and y.
+      across: True for intervals along x, False for intervals along y.
+    """
     axis = "x" if across else "y"
     return {axis: {**frame[axis], "field": "low"}, f"{axis}2": {"field": "high"}}
 

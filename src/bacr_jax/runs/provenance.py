@@ -194,6 +194,6 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
     for what in ("versions", "devices", "mesh"):
         if then[what] != now[what]:
             yield (
-                f"note: {what} were {then[what]} and are {now[what]}: the run continues, but not "
-                "bit for bit as without the change"
+                f"note: {what} were {then[what]} and are {now[what]} now: the run continues, but "
+                "its results are not bit for bit the ones without the change"
             )

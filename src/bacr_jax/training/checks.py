@@ -208,9 +208,9 @@ class _Inputs:
             if faults:
                 raise UserError(*faults)
             return
-        method, environment, verifier_lines = initialize.check_inputs(settings)
+        method, task_data, verifier_lines = initialize.check_inputs(settings)
         path = run_path(self.config.output)
-        shape = model_shape(self.config.model, environment.vocab_size)
-        facts = run_summary.RunFacts(self.config, path, method, shape, environment)
+        shape = model_shape(self.config.model, task_data.vocab_size)
+        facts = run_summary.RunFacts(self.config, path, method, shape, task_data)
         described = run_summary.check_lines(facts)
         self.lines = [*verifier_lines, *described]

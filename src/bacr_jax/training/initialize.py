@@ -30,7 +30,7 @@ from bacr_jax.model import adapters
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.prompts.formats import format_for
-from bacr_jax.prompts.task_data import TaskData, build_environment
+from bacr_jax.prompts.task_data import TaskData, build_task_data
 from bacr_jax.questions import ledger
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import Split
@@ -126,20 +126,20 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
     config = run.config
     key = jax.random.key(0)
     params = initial.initial_params(key, run.policy, None)
-    environment = run.environment.exactly_graded()
-    run = dataclasses.replace(run, environment=environment, frozen=adapters.split(params)[0])
+    task_data = run.task_data.exactly_graded()
+    run = dataclasses.replace(run, task_data=task_data, frozen=adapters.split(params)[0])
     spec = run.policy.evaluation
     decoder = Decoder(
         run.policy.decode_params(params), spec, run.policy.phi_of(params), spec.max_thinking
     )
-    questions = next(iter(environment.eval.values()))
+    questions = next(iter(task_data.eval.values()))
     # Use twice as many questions as decoding slots, so that the program that refills a slot is
     # compiled too. More questions would not compile any other programs.
     few = np.arange(min(len(questions), 2 * spec.slots))
     largest_budget = max(config.eval.budgets)
     evaluate_set(
         decoder,
-        environment,
+        task_data,
         questions.part(few, questions.set.name),
         key,
         config=dataclasses.replace(
@@ -213,18 +213,18 @@ def open_inputs(settings: Settings) -> tuple[Method, TaskData]:
     tokenizer, vocab_size = tokenizer_of(data, model)
     shape = setup.model_shape(model, vocab_size)
     style = format_for(data, declares_budget=method.declares_budget)
-    environment = build_environment(settings.task, tokenizer, vocab_size, style=style)
-    setup.check_model(settings.policy, shape, environment.longest_prompt)
-    tokens_per_answer = environment.rules.suffix_length + settings.limits.answer_tokens
+    task_data = build_task_data(settings.task, tokenizer, vocab_size, style=style)
+    setup.check_model(settings.policy, shape, task_data.longest_prompt)
+    tokens_per_answer = task_data.rules.suffix_length + settings.limits.answer_tokens
     answer_tokens = method.num_cuts * method.answers * tokens_per_answer
     setup.check_allowance(
         settings.policy.train.micro_batch_tokens,
         settings.limits,
-        environment.train.longest,
+        task_data.train.longest,
         answer_tokens,
     )
-    environment.check_verifier()
-    return method, environment
+    task_data.check_verifier()
+    return method, task_data
 
 
 def open_inputs_together(settings: Settings, values: Mapping[str, Any]) -> tuple[Method, TaskData]:
@@ -241,19 +241,19 @@ def open_inputs_together(settings: Settings, values: Mapping[str, Any]) -> tuple
     if not processes.several():
         return open_inputs(settings)
     try:
-        method, environment = open_inputs(settings)
+        method, task_data = open_inputs(settings)
     except UserError as error:
         refuse_if_processes_differ({}, error)
         raise
-    refuse_if_processes_differ(input_facts(values, environment))
-    return method, environment
+    refuse_if_processes_differ(input_facts(values, task_data))
+    return method, task_data
 
 
 def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
     """Checks all inputs of a run before any work on a device.
 
     Returns:
-      A tuple of the method, the environment, whose graders are closed, and lines of text with the
+      A tuple of the method, the task data, whose graders are closed, and lines of text with the
       scores that each verifier gives to reference answers.
 
     Raises:
@@ -261,15 +261,15 @@ def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
         checked separately, so that the exception lists all errors.
     """
     try:
-        method, environment = open_inputs(settings)
-        warning = environment.markup_warning()
+        method, task_data = open_inputs(settings)
+        warning = task_data.markup_warning()
         if warning is not None:
             print(warning, file=sys.stderr)
         if settings.warmup.warmup.steps and settings.task.data.train != "ledger":
-            SftBatches(settings.warmup, _warmup_environment(settings, environment))
-        lines = environment.try_verifiers()
-        environment.close()
-        return method, environment, lines
+            SftBatches(settings.warmup, _warmup_task_data(settings, task_data))
+        lines = task_data.try_verifiers()
+        task_data.close()
+        return method, task_data, lines
     except UserError as error:
         # Remove duplicate lines.
         raise UserError(*dict.fromkeys([*error.lines, *faults_of_inputs(settings)])) from None
@@ -350,7 +350,7 @@ def after_rejection_sft(
         params, method_state, tokens = rejection_sft(
             run,
             fresh,
-            shared_format_environment(resolve(run.config).task, run.environment),
+            shared_format_task_data(resolve(run.config).task, run.task_data),
             on_progress=lambda step, total, loss: phase.update(step, loss=loss),
             poll=poll,
         )
@@ -358,25 +358,23 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(task: TaskSettings, current: TaskData) -> TaskData:
+def shared_format_task_data(task: TaskSettings, current: TaskData) -> TaskData:
     """Returns the task data with the prompt format that all methods share."""
     shared_format = format_for(task.data)
     if shared_format == current.style:
         return current
-    return build_environment(task, current.tokenizer, current.vocab_size, style=shared_format)
+    return build_task_data(task, current.tokenizer, current.vocab_size, style=shared_format)
 
 
-def _warmup_environment(settings: Settings, current: TaskData) -> TaskData:
+def _warmup_task_data(settings: Settings, current: TaskData) -> TaskData:
     """Returns the task data of the warm-up, in the prompt format that all methods share.
 
     The questions are drawn with the seed of the warm-up, which may differ from the run's seed.
     """
     if settings.warmup.seed == settings.task.seed:
-        return shared_format_environment(settings.task, current)
+        return shared_format_task_data(settings.task, current)
     task = dataclasses.replace(settings.task, seed=settings.warmup.seed)
-    return build_environment(
-        task, current.tokenizer, current.vocab_size, style=format_for(task.data)
-    )
+    return build_task_data(task, current.tokenizer, current.vocab_size, style=format_for(task.data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,11 +394,11 @@ class _WarmupData:
     prompts_of: Callable[[Any], tuple[Prompts, list[str]]]
 
 
-def _warmup_data(settings: WarmupSettings, environment: TaskData) -> _WarmupData:
+def _warmup_data(settings: WarmupSettings, task_data: TaskData) -> _WarmupData:
     """Returns the warm-up data, from the synthetic ledger task or the training set's traces."""
     largest_budget = settings.largest_budget
     if settings.data.train != "ledger":
-        traces = SftBatches(settings, environment)
+        traces = SftBatches(settings, task_data)
         return _WarmupData(
             traces.batch, traces.styles, lambda style: traces.opened(style, largest_budget)
         )
@@ -408,7 +406,7 @@ def _warmup_data(settings: WarmupSettings, environment: TaskData) -> _WarmupData
     def prompts_of(style: ledger.Style) -> tuple[Prompts, list[str]]:
         # Measure the long style on the hardest questions, which only this style can solve.
         level = ledger.MAX_LEVEL if style == "steps" else settings.warmup.style_level
-        return styled_prompts(environment.train, style, level, largest_budget)
+        return styled_prompts(task_data.train, style, level, largest_budget)
 
     return _WarmupData(ledger_batches(settings), (), prompts_of)
 
@@ -425,16 +423,16 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
     )
     warmup_folder = Path(warmup.dir) if warmup.dir else folder.warmup
     # Grade with the exact grader, because several runs with different graders may share a warm-up.
-    environment = _warmup_environment(settings, run.environment).exactly_graded()
+    task_data = _warmup_task_data(settings, run.task_data).exactly_graded()
     compiles_ahead = can_compile_ahead(run) and not WarmupPaths(warmup_folder).identity.exists()
-    data = _warmup_data(settings.warmup, environment)
+    data = _warmup_data(settings.warmup, task_data)
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
         if style is None:
-            return _accuracy(warmup_run, environment, params, key, poll)
+            return _accuracy(warmup_run, task_data, params, key, poll)
         prompts, references = data.prompts_of(style)
         return _style_accuracy(
-            warmup_run, environment, params, key, style, prompts, references, progress, poll
+            warmup_run, task_data, params, key, style, prompts, references, progress, poll
         )
 
     with (
@@ -468,7 +466,7 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
 
 def _style_accuracy(
     run: Run,
-    environment: TaskData,
+    task_data: TaskData,
     params: Params,
     key: jax.Array,
     style: str,
@@ -492,12 +490,12 @@ def _style_accuracy(
             num_done += len(rows)
             phase.update(num_done)
 
-        listeners = Callbacks(poll, on_rows)
-        rollout = plain_rollout(run, environment, params, prompts, key, listeners, temperature=0.0)
-        return float(environment.verify(rollout.branches, references, poll).mean())
+        callbacks = Callbacks(poll, on_rows)
+        rollout = plain_rollout(run, task_data, params, prompts, key, callbacks, temperature=0.0)
+        return float(task_data.verify(rollout.branches, references, poll).mean())
 
 
-def _accuracy(run: Run, environment: TaskData, params: Params, key: jax.Array, poll: Poll) -> float:
+def _accuracy(run: Run, task_data: TaskData, params: Params, key: jax.Array, poll: Poll) -> float:
     """Returns the greedy accuracy at the largest evaluated budget, without the budget module."""
     config = run.config
     largest_budget = max(config.eval.budgets)
@@ -505,8 +503,8 @@ def _accuracy(run: Run, environment: TaskData, params: Params, key: jax.Array, p
     decode_params = run.policy.decode_params(params, plain=True)
     results = evaluate_set(
         Decoder(decode_params, spec, None, spec.max_thinking),
-        environment,
-        next(iter(environment.eval.values())),
+        task_data,
+        next(iter(task_data.eval.values())),
         key,
         config=dataclasses.replace(
             config.eval, budgets=(largest_budget,), samples=0, size=_ACCURACY_QUESTIONS

@@ -51,7 +51,7 @@ def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
 
 def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     """Returns the question of a trace and the budget that the policy receives, as trace fields."""
-    questions = run.environment.train
+    questions = run.task_data.train
     plan = done.chosen.plan
     question = int(plan.rows[row])
     in_prompt = questions.budget_prompts is not None
@@ -79,7 +79,7 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     """
 
     def decode(ids: Any) -> str:
-        return decode_ids(run.environment.tokenizer, ids.tolist())
+        return decode_ids(run.task_data.tokenizer, ids.tolist())
 
     trunks = done.chosen.rollout.trunks
     branches = done.chosen.rollout.branches
@@ -113,7 +113,7 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
         "read": {
             name: as_json(float(np.asarray(x)[question, rollout])) for name, x in read.items()
         },
-        "answers": run.environment.answer_texts(branches_of_row)[0],
+        "answers": run.task_data.answer_texts(branches_of_row)[0],
     }
 
 
