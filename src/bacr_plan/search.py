@@ -64,7 +64,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class Choice:
-    """A run with portions and a mesh that fit.
+    """A run that fits into memory, with its mesh and the sizes of its micro-batches and slots.
 
     Attributes:
       work: the sizes of the run, including the portions.
@@ -210,7 +210,10 @@ def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choi
 
 
 def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
-    """Returns portions with which a run fits on a mesh; None if no portions fit."""
+    """Returns the largest micro-batch and number of slots with which a run fits on a mesh.
+
+    The sizes of the config are kept if they fit. Returns None if no sizes fit.
+    """
     most = largest("micro_rows", work, layout, memory_limit)
     if work.rows % layout.row_shards or not most:
         return None

@@ -136,7 +136,7 @@ def _spread_forward(listed: Array, real: RealTokens) -> tuple[Array, RealTokens]
 
 
 def _spread_gradient(real: RealTokens, upstream: Array) -> tuple[Array, None]:
-    """Sums gradients of shared tokens over their rows, then gathers them into the list."""
+    """Sums gradients of shared tokens over padded rows, then gathers them into the token list."""
     num_rows = upstream.shape[0]
     is_shared = _expand(real.shared, upstream)
     owner = jax.nn.one_hot(real.owner, num_rows, dtype=upstream.dtype)

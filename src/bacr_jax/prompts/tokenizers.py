@@ -138,7 +138,7 @@ def _try_in_limits(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _fault_in_limits(folder: str, digest: str) -> str:
-    """Returns the reason why a tokenizer cannot be used, or an empty string if it can.
+    """Loads a tokenizer in a process with limits, and returns why it is unusable, or "".
 
     Args:
       digest: digest of the tokenizer's files. It is part of the cache key, so that unchanged files

@@ -58,15 +58,15 @@ class VocabPart:
         return combine(x, self.axis)
 
     def sum(self, x: Columns) -> RowNumbers:
-        """Returns the sum over the vocabulary."""
+        """Returns the sum of each row over the whole vocabulary."""
         return self._combine(jax.lax.psum, x.sum(-1))
 
     def max(self, x: Columns) -> RowNumbers:
-        """Returns the maximum over the vocabulary."""
+        """Returns the maximum of each row over the whole vocabulary."""
         return self._combine(jax.lax.pmax, x.max(-1))
 
     def min(self, x: Columns) -> RowNumbers:
-        """Returns the minimum over the vocabulary."""
+        """Returns the minimum of each row over the whole vocabulary."""
         return self._combine(jax.lax.pmin, x.min(-1))
 
     def ids(self, x: Columns) -> Int[Array, "n"]:

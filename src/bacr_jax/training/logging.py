@@ -265,7 +265,7 @@ def grader_totals(task_data: TaskData) -> GraderTotals:
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
-    """Returns the grader's counts for an iteration, and the slowest process of the host work.
+    """Returns the grader's counts of an iteration, and the slowest process in work on the host.
 
     Args:
       clock: clock of the iteration. The time of its phase `plan` counts as host work.
