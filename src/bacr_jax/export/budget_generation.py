@@ -208,8 +208,8 @@ class Rows:
         sampled = self.sampled + (thinking & ~ended | answering)
         grace = torch.where(rules.line_breaks[drawn], 0, rules.grace)
         cut = thinking & ~closed & ~ended & (sampled >= self.limits + grace)
-        # A row that ended its turn starts forcing in the same step, because its token is
-        # replaced.
+        # If the thinking of a row ends its turn, the first forced token replaces the end-of-turn
+        # token in this step.
         forcing = (phase == FORCED) | ended
         position = self.num_forced.clamp(max=rules.suffixes.shape[1] - 1)
         token = torch.where(forcing, rules.suffixes[self.suffix, position], drawn)

@@ -204,7 +204,11 @@ class Updates:
         return minibatches
 
     def _sizes(self, part: Batch) -> dict[str, int]:
-        """Returns the sizes on which an update's memory depends, for out-of-memory messages."""
+        """Returns the sizes on which an update's memory depends, for out-of-memory messages.
+
+        They are the number of traces, the size of a micro-batch in traces or tokens, and the number
+        of positions per trace.
+        """
         rows, width = part.trunk.shape
         _, cuts, branch_width = part.branches.shape
         sizes = {"update_rows": rows}

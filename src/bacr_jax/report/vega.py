@@ -62,7 +62,7 @@ _MARK_STROKES: Mapping[str, Spec] = {
 # Space in pixels between the axes and the first and last values, so that no marker touches an axis.
 _PADDING = 7
 _MARKER_SIZE = 50
-# Four significant digits, with a separator of thousands.
+# Number format of D3: four significant digits, with commas between thousands.
 _FORMAT = ",.4~r"
 _ZOOM = {
     "name": "zoom",

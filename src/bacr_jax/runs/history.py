@@ -23,10 +23,16 @@ _CHUNK = 1 << 20
 
 
 class History:
-    """A summary of a run's files for its checkpoints. Each line of metrics.jsonl is read once."""
+    """A summary of a run's files that each checkpoint stores, to detect later changes of the files.
+
+    Each line of metrics.jsonl is read once.
+    """
 
     def __init__(self, paths: RunPaths):
-        """Starts at the beginning of the files, which must match the newest checkpoint."""
+        """Creates a summary that has read no records yet.
+
+        If a run is resumed, the files must first be restored to their content at the checkpoint.
+        """
         self._paths = paths
         self._digest = hashlib.sha256()
         self._num_records = 0
