@@ -191,20 +191,25 @@ class Task:
 class Evaluation:
     """Evaluation settings of finished runs. They are the same for all methods and seeds."""
 
-    samples: int = setting(4, "answers per problem and budget, beside the greedy one", SAMPLES)
-    size: int | None = setting(None, "problems per set; null: all", "[1, inf)")
-    temperature: float = setting(1.0, "of the samples", "(0, inf)")
-    top_p: float = setting(1.0, "nucleus of the samples", "(0, 1]")
-    slots: int = setting(64, "rows decoded together", "[1, inf)")
-    seed: int = setting(0, "chooses problems (and makes those of a procedural set)", SEEDS)
+    samples: int = setting(
+        4, "sampled answers per problem and budget, in addition to one greedy answer", SAMPLES
+    )
+    size: int | None = setting(None, "number of problems per set; null: all problems", "[1, inf)")
+    temperature: float = setting(1.0, "temperature of sampled answers", "(0, inf)")
+    top_p: float = setting(1.0, "top-p of sampled answers", "(0, 1]")
+    slots: int = setting(64, "number of traces that are decoded together", "[1, inf)")
+    seed: int = setting(
+        0, "seed that selects the problems, and generates the problems of a procedural set", SEEDS
+    )
     cut_every: int | None = setting(
         None,
-        "truncation points of the policy before training (arm `before`), a multiple of this number "
-        "of tokens each; null: its accuracy is known at the task's budgets only",
+        "number of tokens between two truncation points at which the policy before training (arm "
+        "`before`) is evaluated; null: evaluated at the task's budgets only",
         "[1, inf)",
     )
     swap: bool = setting(
-        False, "evaluate trained arms at every pair of a budget as input and a truncation"
+        False,
+        "evaluate trained policies for every pair of a budget as input and a truncation point",
     )
 
 
