@@ -231,7 +231,10 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     (folder / "metrics.jsonl").write_text("".join(lines[1:]))
     assert main(["--config", str(config), f"output.dir={folder}"]) == 2
     error = capsys.readouterr().err
-    assert "metrics.jsonl is not the file that the run had written by step 4 (4 records" in error
+    assert (
+        "metrics.jsonl was changed after the checkpoint of step 4 was saved: it had 4 records"
+        in error
+    )
 
 
 def test_a_decode_copy_that_drifts_stops_the_run_before_its_evaluation_counts(

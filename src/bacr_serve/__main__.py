@@ -184,8 +184,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _no_address(host: str, port: int, error: OSError) -> UserError:
     return UserError(
-        f"--host {host} --port {port}: the server can't listen there ({error.strerror}); use "
-        "another port or an address of this machine"
+        f"--host {host} --port {port}: the server can't listen on this address ({error.strerror}); "
+        "use another port or an address of this machine"
     )
 
 

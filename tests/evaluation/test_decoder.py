@@ -191,7 +191,7 @@ def test_any_model_can_be_told_in_words_by_the_command(english, tmp_path, asked,
     # What was sampled with one sentence is not continued with another.
     capsys.readouterr()
     assert evaluate.main([str(a) for a in [*how, words[0]]]) == 2
-    assert "decoding.budget_words (Use {budget} tokens. there" in capsys.readouterr().err
+    assert "decoding.budget_words (Use {budget} tokens. in the folder" in capsys.readouterr().err
     assert (
         evaluate.main([str(a) for a in [*how, words[0], "conditioning.prompt_text=Be brief."]]) == 2
     )
