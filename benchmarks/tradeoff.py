@@ -118,9 +118,9 @@ def picture(path: Path, results: dict) -> None:
     # AnytimeReasoner comes first and is grey, because the other arms are compared with it.
     order = sorted(results, key=lambda arm: arm != "anytime")
     colours = [light for light, _ in charts.COLOURS.values()]
-    looks = dict(zip(order, zip(colours, charts.MARKERS)))
+    styles = dict(zip(order, zip(colours, charts.MARKERS)))
     for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):
-        for arm, (colour, marker) in looks.items():
+        for arm, (colour, marker) in styles.items():
             seeds = list(results[arm].values())
             budgets = [int(budget) for budget in seeds[0][what]]
             values = 100 * np.array([list(entry[what].values()) for entry in seeds])

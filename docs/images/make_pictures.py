@@ -21,8 +21,8 @@ from typing import Any
 
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Series
+from bacr_jax.report.curve_styles import REFERENCE, styles_of
 from bacr_jax.report.evaluation_charts import accuracy_charts
-from bacr_jax.report.looks import REFERENCE, looks_of
 from bacr_study.archive import CELLS, unpack
 from bacr_study.cells import read_cells
 from bacr_study.configured import with_sets
@@ -52,7 +52,7 @@ VARIANCE = (
 RUNS_PAGE = ROOT / "docs" / "smollm2-runs.md"
 # An entry of the tables: accuracy and interval in percent, mean thinking tokens.
 ENTRY = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\],? ([\d.]+)")
-ROBUST_LOOK, GRPO_LOOK = looks_of(["bacr-robust", "grpo"])
+ROBUST_STYLE, GRPO_STYLE = styles_of(["bacr-robust", "grpo"])
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
                 [12, 20, 28, 48],
                 {
                     "after the warm-up": (REFERENCE, row(sums, "seed 2: after the warm-up")),
-                    "BACR, 30 steps": (ROBUST_LOOK, row(sums, "BACR, 30 steps")),
+                    "BACR, 30 steps": (ROBUST_STYLE, row(sums, "BACR, 30 steps")),
                 },
             )
         ],
@@ -78,10 +78,10 @@ def main() -> None:
     columns = list(zip(*[row(gsm8k, str(budget)) for budget in (32, 64, 128, 192)]))
     policies = {
         "after the warm-up": REFERENCE,
-        "BACR, 61 steps": ROBUST_LOOK,
-        "GRPO, 40 steps": GRPO_LOOK,
+        "BACR, 61 steps": ROBUST_STYLE,
+        "GRPO, 40 steps": GRPO_STYLE,
     }
-    entries = {name: (look, column) for (name, look), column in zip(policies.items(), columns)}
+    entries = {name: (style, column) for (name, style), column in zip(policies.items(), columns)}
     charts = table_charts([32, 64, 128, 192], entries)
     draw("smollm2_gsm8k", "SmolLM2-135M on GSM8K: equal generated tokens", [charts])
     for folder_name, results, regime, name in VARIANCE:
@@ -162,8 +162,8 @@ def quickstart_charts() -> list[list[Chart]]:
         else:
             evaluations["GRPO"].append(evaluation["after"])
     means = {name: mean_of(of_policy) for name, of_policy in evaluations.items()}
-    looks = dict(zip(means, (REFERENCE, ROBUST_LOOK, GRPO_LOOK)))
-    charts = accuracy_charts(means, looks)
+    styles = dict(zip(means, (REFERENCE, ROBUST_STYLE, GRPO_STYLE)))
+    charts = accuracy_charts(means, styles)
     half = len(charts) // 2
     return [charts[:half], charts[half:]]
 
@@ -184,12 +184,12 @@ def table_charts(
 
     Args:
       budgets: the budgets in thinking tokens.
-      policies: look of each policy, and its entry of `row` at each budget.
+      policies: style of each policy, and its entry of `row` at each budget.
     """
     accuracies = []
     lengths = []
-    for name, (look, entries) in policies.items():
-        curve = dataclasses.replace(look, label=name, x=[float(budget) for budget in budgets])
+    for name, (style, entries) in policies.items():
+        curve = dataclasses.replace(style, label=name, x=[float(budget) for budget in budgets])
         ends = [(low, high) for _, low, high, _ in entries]
         y = [accuracy for accuracy, *_ in entries]
         accuracies.append(dataclasses.replace(curve, y=y, ends=ends))

@@ -13,16 +13,16 @@ from bacr_study.spec import MEAN, Study
 _ACCURACY = Axis("accuracy (%)", low=0.0)
 
 
-def free_series(look: Series, points: Sequence[Mapping[str, Any]]) -> Series:
+def free_series(style: Series, points: Sequence[Mapping[str, Any]]) -> Series:
     """Creates the curve of the policy before training by tokens used.
 
     Args:
-      look: the style of the policy before training.
+      style: the style of the policy before training.
       points: a task's entry in `free_curves` of results.json.
     """
     tokens = [point["tokens"] for point in points]
-    series = accuracies(look, tokens, points)
-    return replace(series, label=f"{look.label}, truncated early")
+    series = accuracies(style, tokens, points)
+    return replace(series, label=f"{style.label}, truncated early")
 
 
 def swap_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
@@ -86,7 +86,7 @@ def _swap_series(entry: Mapping[str, Any]) -> Iterator[Series]:
     budgets = entry["budgets"]
     for index, budget in enumerate(budgets):
         by_cut = entry["accuracy"][str(budget)]
-        look = Series(
+        style = Series(
             f"input {budget:,}",
             [float(cut) for cut in budgets],
             [100 * by_cut[str(cut)] for cut in budgets],
@@ -94,12 +94,12 @@ def _swap_series(entry: Mapping[str, Any]) -> Iterator[Series]:
             marker=marker(index),
             hollow=True,
         )
-        yield look
+        yield style
         matched = 100 * by_cut[str(budget)]
         # The filled marker is drawn over the curve's hollow one. Its interval has width 0, so no
         # error bar is visible.
         yield replace(
-            look,
+            style,
             label="",
             x=[float(budget)],
             y=[matched],

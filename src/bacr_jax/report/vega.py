@@ -125,18 +125,18 @@ def config(theme: Theme) -> Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Looks:
-    """Looks of the curves that share a legend.
+class CurveStyles:
+    """Styles of the curves that share a legend.
 
     Attributes:
-      curves: a curve with the look of each name, in the order of the legend.
+      curves: a curve with the style of each name, in the order of the legend.
     """
 
     curves: Mapping[str, Series]
 
     @classmethod
-    def of(cls, series: Iterable[Series]) -> "Looks":
-        """Returns the looks of curves; of curves with one name, the last is in the legend."""
+    def of(cls, series: Iterable[Series]) -> "CurveStyles":
+        """Returns the styles of curves; of curves with one name, the last is in the legend."""
         return cls({curve.label: curve for curve in series})
 
     def channels(self, theme: Theme, *, legend: Spec | None) -> dict[str, Spec]:
@@ -184,19 +184,19 @@ def chart_spec(
     chart: Chart,
     theme: Theme,
     *,
-    looks: Looks | None = None,
+    styles: CurveStyles | None = None,
     legend: Spec | None = None,
     interactive: bool = False,
 ) -> Spec:
     """Returns the Vega-Lite description of a chart, without size and title.
 
     Args:
-      looks: looks of the curves; None for those of this chart.
+      styles: styles of the curves; None for those of this chart.
       legend: position of the legend; None for a chart without legend.
       interactive: True to show values at the pointer and to zoom.
     """
     curves = named_curves(chart)
-    looks = looks or Looks.of(curves)
+    styles = styles or CurveStyles.of(curves)
     scales = chart.scales()
     arrows = _arrows(curves, *scales)
     x_title = [chart.x.label, ARROWS] if arrows else chart.x.label
@@ -204,7 +204,7 @@ def chart_spec(
         "x": _position("x", scales[0], x_title),
         "y": _position("y", scales[1], chart.y.label),
     }
-    channels = looks.channels(theme, legend=legend)
+    channels = styles.channels(theme, legend=legend)
     layers = [_mark_layer(mark, frame, theme) for mark in chart.marks]
     if chart.diagonal:
         low = max(scale.low for scale in scales)
