@@ -86,7 +86,7 @@ def measure(trainer: Trainer, steps: int) -> dict[str, list[tuple[float, float]]
         answers = int(done.metrics["grader/graded"])
         print(f"{kind:5} rollout {parts[0]:.2f} s  verify {parts[1]:.2f} s  {answers} answers")
         found[kind].append((sum(parts), parts[1]))
-    trainer.environment.close()
+    trainer.task_data.close()
     return found
 
 

@@ -31,7 +31,7 @@ from scipy import stats
 
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Series
-from bacr_jax.report.looks import looks_of
+from bacr_jax.report.curve_styles import styles_of
 from bacr_jax.runs.folder import RunPaths
 
 # The arms differ in their rewards. All except AnytimeReasoner use V as the baseline.
@@ -81,8 +81,8 @@ def style_shares(folder: Path) -> dict[str, float]:
     with open_run(folder, config) as opened:
         trainer = Trainer(config, opened)
         state, _ = trainer.start()
-        policy, environment = trainer.policy, trainer.environment
-        questions = next(iter(environment.eval.values()))
+        policy, task_data = trainer.policy, trainer.task_data
+        questions = next(iter(task_data.eval.values()))
         index = np.arange(len(questions))[:: max(len(questions) // PROBLEMS, 1)]
         shares = {}
         for budget in config.eval.budgets:
@@ -94,7 +94,7 @@ def style_shares(folder: Path) -> dict[str, float]:
                 jax.random.fold_in(jax.random.key(config.seed), budget),
                 SamplingSetup(
                     replace(policy.evaluation, answer_tokens=1),
-                    environment.rules,
+                    task_data.rules,
                     sampling_params(1.0),
                     policy.phi_of(state.train.policy),
                 ),
@@ -121,9 +121,9 @@ def charts_of(results: dict) -> list[Chart]:
 
     Each arm has a line through its means over seeds, and a faint line for each of several seeds.
     """
-    looks = {}
-    for arm, look in zip(results, looks_of([NAMES[arm][0] for arm in results])):
-        looks[arm] = replace(look, label=NAMES[arm][1])
+    styles = {}
+    for arm, style in zip(results, styles_of([NAMES[arm][0] for arm in results])):
+        styles[arm] = replace(style, label=NAMES[arm][1])
     labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
     charts = []
     for quantity, label in labels.items():
@@ -133,9 +133,9 @@ def charts_of(results: dict) -> list[Chart]:
             budgets = [float(budget) for budget in seeds[0]]
             values = 100 * np.array([list(seed.values()) for seed in seeds])
             if len(seeds) > 1:
-                colour = looks[arm].colour
+                colour = styles[arm].colour
                 curves += [Series("", budgets, row, colour, kind="faint") for row in values]
-            curves.append(replace(looks[arm], x=budgets, y=list(values.mean(0))))
+            curves.append(replace(styles[arm], x=budgets, y=list(values.mean(0))))
         ticks = [(budget, f"{budget:.0f}") for budget in budgets]
         x_axis = Axis("thinking budget (tokens)", ticks=ticks)
         charts.append(Chart("", curves, x_axis, Axis(label, low=0.0, high=100.0)))

@@ -116,7 +116,7 @@ def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(poli
         (lambda p: p.generate(["1a2", " "], budget=4), "question 1: the text is empty"),
         (lambda p: p.generate(["1a2", "1" * 2000], budget=4), "question 1: its prompt has more"),
         (lambda p: p.logprobs("1a2", ["1", "2"], 4), "found 1 questions and 2 responses"),
-        (lambda p: p.logprobs("1a2", "", 4), "response 0: found no token"),
+        (lambda p: p.logprobs("1a2", "", 4), "response 0: the response has no tokens"),
         (lambda p: p.logprobs("1a2", "x y", 4), "response 0: the tokenizer has no tokens"),
         (lambda p: p.logprobs("1a2", [[27]], 4), "found the token id 27, but the model has 27 ids"),
         (lambda p: p.logprobs("1a2", "1" * 70, 4), "but the model has 64 positions; use"),
@@ -131,5 +131,5 @@ def test_what_can_not_be_used_is_refused_in_a_line(policy, call, says):
 def test_a_folder_without_a_policy_is_refused(tmp_path, policy):
     with pytest.raises(UserError, match="contains neither config.yaml nor config.json"):
         bacr_jax.load(tmp_path)
-    with pytest.raises(UserError, match="step=3: only a run has steps"):
+    with pytest.raises(UserError, match="step=3: only a run has checkpoints"):
         bacr_jax.load(policy.folder, step=3)

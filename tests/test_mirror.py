@@ -34,7 +34,7 @@ ELSEWHERE = {
     ("test_client.py", PART): "bacr_client.calls .rules",
     ("serve/test_fields.py", RECORD): "bacr_serve.errors",
     ("evaluation/test_served.py", WIRE): "bacr_client.fingerprint .http_json .server",
-    ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
+    ("config/test_checks.py", PART): "bacr_jax.config.budget_checks .training_checks",
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",
     ("evaluation/test_job.py", PART): "bacr_jax.config.engine",
     ("export/test_main.py", PART): "bacr_jax.export.from_run",

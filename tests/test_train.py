@@ -231,7 +231,10 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     (folder / "metrics.jsonl").write_text("".join(lines[1:]))
     assert main(["--config", str(config), f"output.dir={folder}"]) == 2
     error = capsys.readouterr().err
-    assert "metrics.jsonl is not the file that the run had written by step 4 (4 records" in error
+    assert (
+        "metrics.jsonl was changed after the checkpoint of step 4 was saved: it had 4 records"
+        in error
+    )
 
 
 def test_a_decode_copy_that_drifts_stops_the_run_before_its_evaluation_counts(
@@ -476,7 +479,7 @@ def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_c
     # A folder of one step is not continued with another.
     out = str(run / "evaluation" / "step-000003-budgets-4-size-4")
     assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4", "--out", out]) == 2
-    assert "policy.step (3 there, 2 now); use --step 3, or --out" in capsys.readouterr().err
+    assert "policy.step (3 in the folder, 2 now); use --step 3, or --out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ from typing import Any
 
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Series
+from bacr_jax.report.curve_styles import REFERENCE, styles_of
 from bacr_jax.report.evaluation_charts import accuracy_charts
-from bacr_jax.report.looks import REFERENCE, looks_of
 from bacr_study.archive import CELLS, unpack
 from bacr_study.cells import read_cells
 from bacr_study.configured import with_sets
@@ -56,7 +56,7 @@ VLLM_TABLE = ROOT / "docs" / "results" / "vllm-sampler" / "accuracy.md"
 VLLM_POLICIES = ("after the warm-up", "our decoder", "our decoder again", "vLLM", "one step ahead")
 # An entry of the SmolLM2 tables: accuracy and interval in percent, mean thinking tokens.
 ENTRY = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\],? ([\d.]+)")
-ROBUST_LOOK, GRPO_LOOK = looks_of(["bacr-robust", "grpo"])
+ROBUST_STYLE, GRPO_STYLE = styles_of(["bacr-robust", "grpo"])
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
                 [12, 20, 28, 48],
                 {
                     "after the warm-up": (REFERENCE, row(sums, "seed 2: after the warm-up")),
-                    "BACR, 30 steps": (ROBUST_LOOK, row(sums, "BACR, 30 steps")),
+                    "BACR, 30 steps": (ROBUST_STYLE, row(sums, "BACR, 30 steps")),
                 },
             )
         ],
@@ -82,10 +82,10 @@ def main() -> None:
     columns = list(zip(*[row(gsm8k, str(budget)) for budget in (32, 64, 128, 192)]))
     policies = {
         "after the warm-up": REFERENCE,
-        "BACR, 61 steps": ROBUST_LOOK,
-        "GRPO, 40 steps": GRPO_LOOK,
+        "BACR, 61 steps": ROBUST_STYLE,
+        "GRPO, 40 steps": GRPO_STYLE,
     }
-    entries = {name: (look, column) for (name, look), column in zip(policies.items(), columns)}
+    entries = {name: (style, column) for (name, style), column in zip(policies.items(), columns)}
     charts = table_charts([32, 64, 128, 192], entries)
     draw("smollm2_gsm8k", "SmolLM2-135M on GSM8K: equal generated tokens", [charts])
     draw("tradeoff", "Trade-off ledger: mean of 3 seeds", [tradeoff_charts()])
@@ -168,8 +168,8 @@ def quickstart_charts() -> list[list[Chart]]:
         else:
             evaluations["GRPO"].append(evaluation["after"])
     means = {name: mean_of(of_policy) for name, of_policy in evaluations.items()}
-    looks = dict(zip(means, (REFERENCE, ROBUST_LOOK, GRPO_LOOK)))
-    charts = accuracy_charts(means, looks)
+    styles = dict(zip(means, (REFERENCE, ROBUST_STYLE, GRPO_STYLE)))
+    charts = accuracy_charts(means, styles)
     half = len(charts) // 2
     return [charts[:half], charts[half:]]
 
@@ -214,17 +214,17 @@ def vllm_chart() -> Chart:
     for budget in budgets:
         cells = row_text(page, str(budget)).split(" | ")
         rows.append([tuple(map(float, re.findall(r"[\d.]+", cell))) for cell in cells])
-    looks = [REFERENCE, *looks_of(VLLM_POLICIES[1:])]
+    styles = [REFERENCE, *styles_of(VLLM_POLICIES[1:])]
     policies = {}
-    for name, look, column in zip(VLLM_POLICIES, looks, zip(*rows)):
+    for name, style, column in zip(VLLM_POLICIES, styles, zip(*rows)):
         # An accuracy without an interval was the same for all seeds.
         entries = [entry if len(entry) == 3 else entry * 3 for entry in column]
-        policies[name] = (look, entries)
+        policies[name] = (style, entries)
     chart = accuracy_chart(budgets, policies)
     return dataclasses.replace(chart, title="", note="greedy, mean and range over 4 seeds")
 
 
-# Look of each policy, and at each budget its accuracy, both ends and perhaps its thinking tokens.
+# Style of each policy, and at each budget its accuracy, both ends and perhaps its thinking tokens.
 Policies = Mapping[str, tuple[Series, Sequence[tuple[float, ...]]]]
 
 
@@ -233,12 +233,12 @@ def table_charts(budgets: Sequence[int], policies: Policies) -> list[Chart]:
 
     Args:
       budgets: the budgets in thinking tokens.
-      policies: look of each policy, and its entry of `row` at each budget.
+      policies: style of each policy, and its entry of `row` at each budget.
     """
     lengths = []
-    for name, (look, entries) in policies.items():
+    for name, (style, entries) in policies.items():
         y = [entry[-1] for entry in entries]
-        lengths.append(dataclasses.replace(look, label=name, x=list(map(float, budgets)), y=y))
+        lengths.append(dataclasses.replace(style, label=name, x=list(map(float, budgets)), y=y))
     thinking = Axis("mean thinking tokens used", low=0.0)
     return [
         accuracy_chart(budgets, policies),
@@ -249,11 +249,11 @@ def table_charts(budgets: Sequence[int], policies: Policies) -> list[Chart]:
 def accuracy_chart(budgets: Sequence[int], policies: Policies) -> Chart:
     """Returns the chart of greedy accuracy by budget with its intervals."""
     curves = []
-    for name, (look, entries) in policies.items():
+    for name, (style, entries) in policies.items():
         y = [accuracy for accuracy, *_ in entries]
         ends = [(low, high) for _, low, high, *_ in entries]
         x = list(map(float, budgets))
-        curves.append(dataclasses.replace(look, label=name, x=x, y=y, ends=ends))
+        curves.append(dataclasses.replace(style, label=name, x=x, y=y, ends=ends))
     y_axis = Axis("accuracy (%)", low=0.0)
     return Chart("Accuracy by budget, greedy", curves, budget_axis(budgets), y_axis)
 

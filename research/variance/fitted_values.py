@@ -84,7 +84,7 @@ def fit_value(
     policy = dataclasses.replace(frozen.policy, learner=spec)
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
-    features = _features(frozen, frozen.environment.train, drawn, head, spec)
+    features = _features(frozen, frozen.task_data.train, drawn, head, spec)
     coefficient = progress_coefficient(frozen.config.reward)
     targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=coefficient)
     fit = ~held_out

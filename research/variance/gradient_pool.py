@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
-from bacr_jax.config.resolve import drawn as drawn_budgets
+from bacr_jax.config.derived import drawn as drawn_budgets
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch, narrowed
@@ -47,24 +47,24 @@ class Frozen:
     policy: setup.Policy
     params: Params
     head: Params
-    environment: TaskData
+    task_data: TaskData
 
     @property
     def pool_questions(self) -> PromptedQuestions:
         """Returns the held-out questions, from the first evaluation set."""
-        return next(iter(self.environment.eval.values()))
+        return next(iter(self.task_data.eval.values()))
 
 
-def open_frozen(config: Config, folder: Path, step: int, environment: TaskData) -> Frozen:
+def open_frozen(config: Config, folder: Path, step: int, task_data: TaskData) -> Frozen:
     """Loads a checkpoint of a run whose method has a value head."""
     settings = resolve(config)
     method = load_method(settings.method)
-    policy = setup.make_policy(settings.policy, method, environment.vocab_size)
+    policy = setup.make_policy(settings.policy, method, task_data.vocab_size)
     state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
     params, head = (
         jax.tree.map(jnp.asarray, read_part(state, "train", name)) for name in ("policy", "head")
     )
-    return Frozen(config, step, policy, params, head, environment)
+    return Frozen(config, step, policy, params, head, task_data)
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def draw(
 
     Each trace has `cuts.count` cuts, with `answers` answers per cut.
     """
-    policy, environment = frozen.policy, frozen.environment
+    policy, task_data = frozen.policy, frozen.task_data
     cuts = np.asarray(rewards.cut_points(jnp.asarray(budgets), num_cuts=frozen.config.cuts.count))
     spec = dataclasses.replace(policy.rollout, answers=answers, slots=min(_SLOTS, len(rows)))
     sampling = sampling_params(frozen.config.rollout.temperature)
@@ -156,17 +156,17 @@ def draw(
         questions.at(rows, budgets),
         RolloutRequest(budgets, cuts),
         key,
-        SamplingSetup(spec, environment.rules, sampling, policy.phi_of(frozen.params)),
+        SamplingSetup(spec, task_data.rules, sampling, policy.phi_of(frozen.params)),
     )
     references = [questions.set.answers[row] for row in rows]
     asked = [questions.set.questions[row] for row in rows]
     shape = (len(rows), cuts.shape[1], answers)
-    outcomes = environment.verify(rollout.branches, references, questions=asked).reshape(shape)
+    outcomes = task_data.verify(rollout.branches, references, questions=asked).reshape(shape)
     sampled, logprobs = np.asarray(rollout.trunks.sampled), rollout.trunks.logprobs
     surprise = advantages.segment_score_norm_proxy(*map(jnp.asarray, (logprobs, sampled, cuts)))
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
     energies = thinking_energies(
-        frozen.params, rollout.trunks, environment.rules.allowed_tokens, spec=policy.learner
+        frozen.params, rollout.trunks, task_data.rules.allowed_tokens, spec=policy.learner
     )
     total = np.concatenate([0 * energies[:, :1], np.cumsum(energies, 1, np.float64)], 1)
     drawn = Drawn(
@@ -236,7 +236,7 @@ def _score_rows(
     """
     spec = dataclasses.replace(frozen.policy.learner, remat="none")
     batch = _batch(frozen, drawn, rollout)
-    allowed = frozen.environment.rules.allowed_tokens
+    allowed = frozen.task_data.rules.allowed_tokens
     segments = sketches.segment_weights(batch, drawn.cuts)
     rows, cuts, width = segments.shape
     most = np.maximum(np.asarray(batch.sampled), 1)
@@ -323,7 +323,7 @@ class Draws:
 
         In the regime common, all traces of a question have the same budget.
         """
-        settings, train = self.settings, self.frozen.environment.train
+        settings, train = self.settings, self.frozen.task_data.train
         count, traces = settings.calibration, settings.calibration_traces
         order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
         if len(order) < count:

@@ -19,7 +19,7 @@ from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model.value import ValueInput
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.runs.folder import RunPaths, steps_in
 from bacr_jax.runs.progress import Progress
 from bacr_jax.runs.saved_policy import read_config
@@ -101,7 +101,7 @@ def _values(draws: Draws, pool: Pool, calibration: Drawn, oracle: Drawn) -> tupl
 
     Both are keyed by the name of the predictor.
     """
-    frozen, train, second = draws.frozen, draws.frozen.environment.train, draws.second
+    frozen, train, second = draws.frozen, draws.frozen.task_data.train, draws.second
     heads = {"saved": (frozen.head, frozen.policy.learner)}
     kinds: tuple[ValueInput, ...] = ("cut", "trace_and_cut")
     for kind in kinds:
@@ -171,11 +171,11 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
             trained(settings, seed, folder, progress)
             progress.print_line(f"seed {seed}: {folder}")
             config = read_config(folder)
-            environment = build_environment(
+            task_data = build_task_data(
                 resolve(config).task, *tokenizer_of(config.data, config.model)
             )
             for step in settings.checkpoints:
-                frozen = open_frozen(config, folder, step, environment)
+                frozen = open_frozen(config, folder, step, task_data)
                 for regime in settings.regimes:
                     pools = folder.parent / "pools"
                     draws = Draws(settings, frozen, regime, seed, pools, progress)

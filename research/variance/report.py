@@ -237,12 +237,12 @@ def noise_figure(found: Mapping[str, Any], regime: str) -> StudyFigure:
     for number, cell in enumerate(cell for cell in found["cells"] if cell["regime"] == regime):
         places = [i + 0.22 * (1 - number) for i in range(len(names))]
         arms = cell["groups"][middle]
-        look: dict[str, Any] = {"colour": colour(number + 1), "line": ""}
+        style: dict[str, Any] = {"colour": colour(number + 1), "line": ""}
         value, low, high = 100 * np.array([arms[name]["reduction"] for name in names], float).T
         ends, at, of = list(zip(low, high)), f"step {cell['step']}", marker(number + 1)
-        noise.append(Series(at, value.tolist(), places, ends=ends, across=True, marker=of, **look))
+        noise.append(Series(at, value.tolist(), places, ends=ends, across=True, marker=of, **style))
         ratios = [arms[name]["advantage_variance"] for name in names]
-        spread.append(Series(at, ratios, places, marker=of, **look))
+        spread.append(Series(at, ratios, places, marker=of, **style))
     ticks = [(i, label(name, settings["answers"])) for i, name in enumerate(names)]
     arms_axis = Axis("", low=-0.6, high=len(names) - 0.4, ticks=ticks)
     percent = Axis("%, at equal scale (95 % interval); more is better", low=_LEAST)
@@ -286,8 +286,8 @@ def predicted_chart(found: Mapping[str, Any]) -> Chart:
         ends = [(mean - width, mean + width) for mean, width in zip(said, spread)]
         measured = [100 * pool["measured_saving"] for pool in pools]
         name = f"{cell['regime']}, step {cell['step']}"
-        look: dict[str, Any] = {"colour": colour(number), "marker": marker(number)}
-        series.append(Series(name, said, measured, ends=ends, across=True, line="", **look))
+        style: dict[str, Any] = {"colour": colour(number), "marker": marker(number)}
+        series.append(Series(name, said, measured, ends=ends, across=True, line="", **style))
     return Chart(
         "gradient noise that score weights save",
         series,

@@ -154,7 +154,11 @@ class _Segment(ABC):
         return (self.stop.text,) if self.stop.text else ()
 
     def call(self) -> Call | None:
-        """Returns the next call, or None if the segment has ended."""
+        """Returns the next completion request for this segment, or None if it has ended.
+
+        A segment is the thinking or the answer. The request continues the prompt and the tokens
+        sampled so far.
+        """
         if self.done:
             return None
         return Call(

@@ -239,7 +239,7 @@ async def _opened(
         reason = str(error) or type(error).__name__
         if error.errno:
             reason = os.strerror(error.errno)
-        raise EngineError(f"{url}: no server responds there ({reason})") from None
+        raise EngineError(f"{url}: no server responds at this address ({reason})") from None
     except (asyncio.LimitOverrunError, ValueError, IndexError):
         raise EngineError(f"{url}: the reply is not HTTP") from None
     finally:

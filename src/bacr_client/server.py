@@ -35,12 +35,14 @@ _SEED_STRIDE = 1_000_003
 
 
 def seed_of(sampling: Sampling, part: int, call: Call) -> int:
-    """Returns the random seed of a call.
+    """Returns the random seed of a single completion request (call).
+
+    A response is sampled by several calls, and each of them gets a different seed.
 
     Args:
       sampling: sampling parameters, including the seed of the response.
-      part: index of the part of the response, so that different parts get different seeds: 0 for
-        the thinking, and 1 or more for the answers.
+      part: index of the part of the response that the call samples: 0 for the thinking, and 1 or
+        more for the answers.
       call: the call.
     """
     return (sampling.seed * _SEED_STRIDE + part * 4096 + call.number) % 2**63

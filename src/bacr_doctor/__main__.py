@@ -125,9 +125,7 @@ def _check_output(path: Path, configs: Sequence[Path]) -> None:
     except OSError:
         writable = False
     if not writable:
-        raise UserError(
-            f"{path}: the file can't be written there; use a file in an existing folder"
-        )
+        raise UserError(f"{path}: the file can't be written; use a file in an existing folder")
 
 
 @entry_point

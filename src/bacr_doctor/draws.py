@@ -182,7 +182,10 @@ def evaluation_sampling(settings: EvalConfig, temperature: float) -> EvalConfig:
 
 
 def frequent_ids(vocabulary: int) -> Int[np.ndarray, "F"]:
-    """Returns the ids of the frequent tokens, evenly spaced from the first to the last id."""
+    """Returns the ids of tokens that get a high probability in the test of the sampler.
+
+    The ids are evenly spaced from the first to the last id of the vocabulary.
+    """
     count = min(_FREQUENT, vocabulary)
     positions = np.linspace(0, vocabulary - 1, count)
     return positions.round().astype(int)

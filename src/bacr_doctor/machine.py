@@ -159,7 +159,13 @@ def devices(subject: Subject) -> Record:
 
 
 def files(subject: Subject) -> Record:
-    """Checks disk space, write speed, file replacement and locking in the run's output folder."""
+    """Checks the file system of the run's output folder.
+
+    The checks are free disk space, write speed, replacing a file in one step, and file locks.
+
+    Args:
+      subject: the run for which the machine is checked.
+    """
     free_gib = shutil.disk_usage(subject.folder).free / 2**30
     values = {"free_gib": free_gib}
     measured = f"{free_gib:,.0f} GiB free"

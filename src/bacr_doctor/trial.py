@@ -20,7 +20,7 @@ from jaxtyping import Float
 from bacr_doctor import reference
 from bacr_doctor.records import Subject
 from bacr_jax.config import Config
-from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.settings import resolve
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.objective import Minibatch
@@ -71,9 +71,13 @@ _MOST_SCORES = 2**26
 
 @dataclass(frozen=True)
 class Trial:
-    """A tiny run that can sample one rollout and apply one update with random advantages.
+    """A tiny run with random parameters, whose results are compared with a NumPy implementation.
+
+    The run can sample one rollout and apply one update. The advantages of the update are random,
+    because the check of the update needs no rewards.
 
     Attributes:
+      config: settings of the tiny run.
       devices: number of devices over which the parameters and the batch are sharded.
     """
 

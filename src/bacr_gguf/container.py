@@ -135,7 +135,7 @@ class _HeaderReader:
         return values
 
     def text(self) -> str:
-        """Reads a string, which is stored as its length in bytes followed by UTF-8."""
+        """Reads a string, which is stored as its length in bytes and then its bytes in UTF-8."""
         (size,) = self.take("Q")
         (content,) = self.take(f"{size}s")
         return content.decode()
@@ -215,7 +215,7 @@ def read(path: Path) -> GgufFile:
     first_byte = _first_tensor_byte(settings, reader.position)
     tensors = {entry.name: entry._replace(start=first_byte + entry.start) for entry in entries}
     if len(settings) < setting_count or len(tensors) < tensor_count:
-        raise GgufError("a setting or a tensor appears twice")
+        raise GgufError("two of its settings or two of its tensors have the same name")
     _check_size(list(tensors.values()), first_byte, file_size)
     return GgufFile(path, settings, tensors)
 

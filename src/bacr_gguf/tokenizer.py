@@ -102,7 +102,8 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
     adds_eos = file.setting(_KEY + "add_eos_token", bool, False)
     if adds_eos or (adds_bos and "bos" not in ids):
         raise GgufError(
-            "texts would end with eos, or begin with a token that the file does not name"
+            "its tokenizer appends an end token to every text, or begins every text with a token "
+            "whose id is missing; both are not supported"
         )
     if adds_bos:
         backend.post_processor = _begin_with(texts[ids["bos"]], ids["bos"])

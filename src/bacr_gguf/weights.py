@@ -138,8 +138,9 @@ def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
     same_width = all(other == width for other in others)
     if not same_width or width % 2 or heads % key_heads:
         raise GgufError(
-            f"heads of width {width} and {others} do not fit together, or {heads} heads and "
-            f"{key_heads} heads of keys do not"
+            f"its attention heads do not fit together ({heads} query heads, {key_heads} key heads, "
+            f"widths {width} and {others}); the widths must be equal and even, and the number of "
+            "query heads a multiple of the number of key heads"
         )
     return width
 

@@ -146,7 +146,14 @@ def _numeric_eq(a: Any, b: Any, places: int, precision: int) -> bool:
 
 
 def _same_value(a: Any, b: Any, places: int) -> bool:
-    """True if two constants or matrices agree. May raise any exception of `_NO_VALUE`."""
+    """True if two sympy constants, or two matrices, have the same value.
+
+    Values with decimal fractions are compared after rounding to `places` decimal places, and exact
+    values are compared exactly. Expressions with variables are never equal.
+
+    Raises:
+      _NO_VALUE: any of these exceptions, if sympy cannot evaluate a value.
+    """
     matrices = (sympy.MatrixBase, sympy.MatrixExpr)
     if isinstance(a, matrices) and isinstance(b, matrices):
         return _same_matrix(a, b, places)

@@ -90,7 +90,7 @@ def _scores_of_a_fork(
     In this case, the last item of the result is the failure of this row, and the result is shorter
     than `rows` if further rows follow. The arguments are as for `scores_of_forks`.
     """
-    # A random token at the start of each reply. Output of other code in the process lacks it.
+    # Each reply begins with a random token, because other code in the process may also print.
     token = secrets.token_hex(16)
     read_end, write_end = os.pipe()
     child = os.fork()

@@ -62,8 +62,9 @@ class _Operand:
     r"""An operand of an expression.
 
     Attributes:
-      kind: the irrational factor of the operand, or "" for a rational number. Two operands of the
-        same kind can be added, for example 3 and 4, or `2\sqrt{3}` and `\sqrt{3}`.
+      kind: a text that identifies the irrational factor of the operand, such as the root in
+        `2\sqrt{3}`, or "" for a rational number. Two operands of the same kind can be added, for
+        example 3 and 4, or `2\sqrt{3}` and `\sqrt{3}`.
       value: the value if the operand is a single number, otherwise None.
       power_of_ten: True if the operand is a power of ten, as in scientific notation.
       fraction: True if the operand is a fraction of two integers.
@@ -140,7 +141,11 @@ class _Scanner:
             position = match.end()
 
     def scan(self) -> frozenset[str]:
-        """Parses the whole expression and returns the names of the unevaluated operations."""
+        """Parses the whole expression and returns the names of its unevaluated operations.
+
+        Raises:
+          _NotConstant: if the expression is not a constant, or contains text after its end.
+        """
         self.sum()
         if self.position < len(self.tokens):
             raise _NotConstant

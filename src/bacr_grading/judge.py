@@ -112,7 +112,7 @@ class Undecided:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The requests of all interpretations of the answer."""
+        """All comparisons that math-verify has to make, over all interpretations of the answer."""
         return tuple(request for reading in self.readings for request in reading.requests)
 
 
@@ -392,10 +392,13 @@ class _Comparison(NamedTuple):
         return self._search_prose(prose)
 
     def _search_prose(self, prose: str) -> Verdict | Undecided:
-        """Grades the last number in prose, or returns a request to search the text by math-verify.
+        """Grades an answer in prose by rules if possible, and otherwise requests math-verify.
+
+        A number with a percent sign or a currency symbol at the end of the prose is compared by
+        rules. If it does not match, math-verify searches the prose for the answer.
 
         Args:
-          prose: the end of the text, without withdrawn answers.
+          prose: the end of the text, without answers that the text itself withdraws.
         """
         if _refuse_reference(self.reference) or not_text(prose):
             return Verdict(False, None, "guard")

@@ -47,8 +47,8 @@ PATIENCE_SECONDS = 5.0
 # Number of replies after which a worker is replaced by a new process.
 RECYCLE_AFTER = 2000
 # Minimum and maximum of each setting: number of workers, deadline in seconds, memory in MiB. A
-# worker needs tens of milliseconds for an easy answer, and an hour (3600 s) is enough for any
-# answer. The largest machines have about 1024 cores.
+# worker needs tens of milliseconds to grade a simple answer, and an hour (3600 s) is enough to
+# grade any answer. The largest machines have about 1024 cores.
 LIMITS = {"workers": (1, 1024), "deadline": (0.05, 3600), "memory_mb": (128, 1 << 30)}
 
 
@@ -500,7 +500,7 @@ class WorkerPool:
           ValueError: if the reply is any other message.
         """
         if worker.ready or reply.keys() - {"ready", "refused"}:
-            raise ValueError("the reply is not a greeting")
+            raise ValueError("the first message of the worker is not a greeting")
         worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)

@@ -203,6 +203,11 @@ def _texts(texts: list[str], role: str, as_messages: bool) -> list[Any]:
     """Returns texts in TRL's standard format (unchanged) or conversational format.
 
     In the conversational format, each text becomes a list with a single message.
+
+    Args:
+      texts: prompts or completions.
+      role: role of the messages, "user" or "assistant".
+      as_messages: True for the conversational format.
     """
     if not as_messages:
         return texts

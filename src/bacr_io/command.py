@@ -105,10 +105,14 @@ def check_text(text: str, where: str) -> None:
 
 
 def refusal(error: UserError | OSError) -> int:
-    """Prints the error messages of invalid input, one per line, and returns the exit code.
+    """Prints the message of an error that the user can correct, and returns the exit code.
+
+    Args:
+      error: invalid input, of which each message is a line, or an error of the operating system
+        about a file or a full disk.
 
     Raises:
-      OSError: `error` itself if it has no file name and is not caused by a full disk.
+      OSError: `error` itself if it concerns neither a file nor a full disk.
     """
     if isinstance(error, UserError):
         for line in error.lines:

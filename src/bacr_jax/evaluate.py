@@ -28,8 +28,8 @@ from bacr_jax.config.cli import (
     failure,
     silence_orbax,
 )
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.config.engine import VLLM, add_engine, engine_faults
-from bacr_jax.config.resolve import NONE, read_budgets
 from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -467,7 +467,11 @@ def _slug(value: str) -> str:
 
 
 def _training_set(arguments: argparse.Namespace, data: DataConfig, seed: int) -> tuple[Any, str]:
-    """Loads the training questions to search for near-duplicates (see `job.training_set`)."""
+    """Loads the training questions that are searched for near-duplicates of evaluated questions.
+
+    The option --train specifies them. By default, they are from the training set of the run.
+    `job.training_set` describes the result.
+    """
     from bacr_jax.evaluation.job import training_set
     from bacr_jax.questions.loaders import is_made
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import silence_orbax
+from bacr_jax.config.derived import NONE
 from bacr_jax.config.io import Overrides, override_texts
-from bacr_jax.config.resolve import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
 from bacr_jax.files import expand_home
@@ -171,5 +171,7 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
             "a Hugging Face model"
         )
     if step is not None:
-        raise UserError(f"step={step}: only a run has steps; leave the argument out")
+        raise UserError(
+            f"step={step}: only a run has checkpoints of several steps; leave the argument out"
+        )
     return Policy(open_session(None, path, None, texts))

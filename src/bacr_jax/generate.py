@@ -36,7 +36,7 @@ from bacr_jax.config.cli import (
     silence_orbax,
     whole_number,
 )
-from bacr_jax.config.resolve import NONE, read_budgets
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -163,11 +163,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def prompt_format(
     settings: MethodSettings, *, is_run: bool, overrides: Sequence[str]
 ) -> "PromptFormat":
-    """Returns the prompt format in which the policy is asked.
+    """Returns the prompt format of the questions that the policy answers.
 
-    A run uses the format of its training. A Hugging Face folder uses `data.prompt_format`. If this
-    key is `auto` and `data.train` is not overridden, a Hugging Face folder uses `think_answer`,
-    unless the method's responses begin with a budget.
+    The policy of a run gets the format that it was trained with. For the policy of a Hugging Face
+    folder, the config key `data.prompt_format` specifies the format. If this key is `auto` and
+    `data.train` is not overridden, the format is `think_answer`, or the format of a method whose
+    policy writes a budget at the beginning of each response (SelfBudgeter).
 
     Args:
       settings: settings of the policy's method.

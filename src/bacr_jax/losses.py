@@ -263,20 +263,21 @@ def distilled_advantages(
     *,
     weight: Scalar,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Adds the advantage of on-policy distillation to the advantage of each sampled token.
+    """Adds an advantage that pulls the policy towards a teacher (on-policy distillation).
 
         A_t + weight (log pi_teacher(y_t) - log pi_old(y_t))
 
-    With A = 0, the expected gradient of the policy loss at pi = pi_old is weight times the gradient
-    of the reverse KL divergence KL(pi || pi_teacher) of each token's distribution, given the tokens
-    before it.
+    A sampled token gets a higher advantage if the teacher assigns it a higher probability than the
+    policy that sampled it. With A = 0 and pi = pi_old, the expected gradient of the policy loss is
+    `weight` times the gradient of the reverse KL divergence KL(pi || pi_teacher) of each token's
+    distribution, given the tokens before it.
 
     Args:
       advantages: advantage A of each token.
       old_logprobs: log-probabilities under the policy that sampled the tokens.
       teacher_logprobs: log-probabilities under the teacher.
       mask: tokens to include.
-      weight: weight of the teacher.
+      weight: weight of the teacher's advantage relative to A.
 
     Returns:
       The new advantages, and the estimate log pi_old - log pi_teacher of the divergence per token.

@@ -333,7 +333,7 @@ def _train(config: Config, folder: RunFolder) -> int:
     except OutOfMemory as error:
         from bacr_plan.oom_hints import explain
 
-        return failure(explain(error, config))
+        return failure(explain(error, folder.config))
     return 0
 
 

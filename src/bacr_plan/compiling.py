@@ -104,8 +104,8 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
         source = f"{by_cpus} (--compile cpu)"
     if exact and num_devices > PER_HOST and num_devices % PER_HOST:
         raise UserError(
-            f"--devices: found {num_devices}; use at most {PER_HOST} devices, or a multiple of "
-            f"{PER_HOST} for whole machines"
+            f"--devices: found {num_devices}, but machines with {PER_HOST} devices each are "
+            f"assumed; use at most {PER_HOST}, or a multiple of {PER_HOST}"
         )
     fused_attention = work.fused_attention and exact
     config = described(work.config, work.model, fused_attention=fused_attention)

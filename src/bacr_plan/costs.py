@@ -84,10 +84,10 @@ def forward_flops_per_token(model: Qwen2Config) -> int:
 
 
 def attention_flops(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the operations of attention in a forward pass, for one row and all layers.
+    """Returns the operations of attention in a forward pass, for one trace and all layers.
 
     A fused causal kernel skips the half above the diagonal; XLA's attention computes and masks it.
-    In both cases, branches attend to the complete padded trunk.
+    In both cases, the answers (branches) attend to the complete padded prompt and thinking (trunk).
     """
     computed_share = 0.5 if work.fused_attention else 1.0
     trunk_pairs = batch.trunk**2 * computed_share
@@ -103,7 +103,7 @@ def output_flops_per_token(model: Qwen2Config) -> int:
 
 
 def scored_tokens(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the number of positions per row for which the learner computes logits."""
+    """Returns the number of positions per trace for which the learner computes logits."""
     suffixes = batch.branches / work.branch * SUFFIX_TOKENS
     thinking = min(work.thinking, batch.trunk)
     return thinking + batch.branches - suffixes
@@ -166,13 +166,14 @@ def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:
 def chunk_flops(work: Workload, chunk: DecodedChunk) -> float:
     """Returns the operations of a chunk of decoding steps on all devices.
 
-    All slots decode one token per step, but only unfinished rows attend to keys.
+    All decoding slots, which hold one trace (row) each, compute one token per step. Only unfinished
+    traces attend to keys.
     """
     return _decode_flops(work.model, chunk.steps * chunk.slots, float(chunk.live.sum()))
 
 
 def answer_flops(work: Workload, rows: int, steps: int) -> float:
-    """Returns the operations to decode the answers at all cuts of `rows` rows, on all devices."""
+    """Returns the operations to decode all answers of `rows` traces, on all devices."""
     trunk_lengths = work.lengths.prompts + work.lengths.thinking
     keys = float(trunk_lengths.mean())
     return rows * steps * work.cuts * _decode_flops(work.model, 1, keys)
@@ -245,9 +246,10 @@ def logits_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
 def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
     """Returns the bytes moved per cache position in a decoding step, for all layers.
 
-    They consist of the position's key and value. XLA's attention also writes the scores in fp32,
-    reads them three times, and writes and reads them once in the compute dtype. It pads the queries
-    that share a key/value head to a multiple of eight.
+    They consist of the position's key and value. If the run uses XLA's attention, they include the
+    attention scores: XLA writes them in fp32, reads them three times, and writes and reads them
+    once in the compute dtype. It pads the queries that share a key/value head to a multiple of
+    eight.
 
     Args:
       work: the sizes of the run.
@@ -275,11 +277,11 @@ def chunk_bytes(work: Workload, layout: MeshShape, chunk: DecodedChunk) -> float
 
 
 def answer_positions(work: Workload, length: int) -> float:
-    """Returns the number of cache positions that the answers of a row read per decoding step.
+    """Returns the number of cache positions that a trace's answers read per decoding step.
 
-    With XLA's attention, all answers of a row are queries in a single pass over the complete cache.
-    A kernel that reads only the valid positions of each row makes one pass per answer, up to the
-    answer's cut. Cuts are assumed to be evenly spaced.
+    With XLA's attention, all answers of a trace (row) are queries in a single pass over the
+    complete cache. A kernel that reads only the valid positions of each trace makes one pass per
+    answer, up to the answer's truncation point (cut). Cuts are assumed to be evenly spaced.
 
     Args:
       work: the sizes of the run.
@@ -293,7 +295,7 @@ def answer_positions(work: Workload, length: int) -> float:
 
 
 def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, steps: int) -> float:
-    """Returns the bytes that one device moves while the answers of `rows` rows are decoded.
+    """Returns the bytes that one device moves while the answers of `rows` traces are decoded.
 
     Args:
       work: the sizes of the run.

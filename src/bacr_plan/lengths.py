@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import BudgetConfig, CurriculumConfig, ModelConfig
-from bacr_jax.config.resolve import mixture
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.settings import MethodSettings, TaskSettings
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
@@ -94,7 +94,7 @@ def prompt_lengths(task: TaskSettings, model: ModelConfig) -> PromptLengths:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of all rows of an iteration in tokens. Thinking always uses its complete budget.
+    """Lengths in tokens of all traces (rows) of an iteration, whose thinking uses the whole budget.
 
     Attributes:
       prompts: number of prompt tokens per row.
@@ -110,7 +110,7 @@ class Lengths:
 
 
 def rows_of(settings: MethodSettings, prompts: PromptLengths, *, cuts: int) -> Lengths:
-    """Samples the lengths of an iteration's rows. The rows of a group share their prompt.
+    """Samples the lengths of an iteration's traces (rows). A group's traces share their prompt.
 
     Args:
       settings: settings of the run's method.
@@ -137,9 +137,9 @@ def rows_of(settings: MethodSettings, prompts: PromptLengths, *, cuts: int) -> L
 def _thinking(
     settings: MethodSettings, rng: np.random.Generator, rows: int
 ) -> Int[np.ndarray, "B"]:
-    """Samples the number of thinking tokens of each row.
+    """Samples the number of thinking tokens of each trace (row).
 
-    It is the row's budget, or `budget.max` if the method does not enforce budgets. Budgets come
+    It is the trace's budget, or `budget.max` if the method does not enforce budgets. Budgets come
     from the prior or from the method. All difficulty groups are assumed to be equally frequent.
     """
     budget = settings.budget

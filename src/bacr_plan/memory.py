@@ -101,10 +101,11 @@ def host_snapshot_bytes(work: Workload) -> float:
 def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     """Returns the bytes of the fp32 attention scores of one layer.
 
-    These are the scores of all branches over their trunks. The scores of the trunks are included
-    unless a fused kernel computes them. With `train.padding_free`, the tokens of `rows` full rows
-    may come from up to twice as many rows. If the kernel supports masks, attention is then computed
-    between all tokens, provided that this involves fewer pairs.
+    A trace (row) has a trunk (its prompt and thinking) and branches (its answers). The result
+    contains the scores of all branches over their trunks. The scores of the trunks are included
+    unless a fused kernel computes them. With `train.padding_free`, the tokens of `rows` full traces
+    may come from up to twice as many traces. If the kernel supports masks, attention is then
+    computed between all tokens, provided that this involves fewer pairs.
 
     Args:
       work: the sizes of the run.
@@ -174,12 +175,13 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
-    """Returns the bytes of the gathered output head and one chunk of logits.
+    """Returns the bytes per device of the gathered output head and one chunk of logits.
 
     Args:
       work: the sizes of the run.
       layout: the mesh.
-      backward: True for a pass with gradients, which stores one more array of logits.
+      backward: True for a pass with gradients, which stores one more array of logits, and the
+        gradient of the output head unless only adapters are trained.
     """
     head = costs.vocabulary_matrix(work.model) / layout.tensor
     tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens
@@ -281,22 +283,22 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
-    """Returns the bytes of the keys and values of `tokens` tokens in every slot of one device."""
+    """Returns the bytes of `tokens` keys and values for each trace that a device decodes."""
     rows = math.ceil(work.slots / layout.slot_shards)
     return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
 
 
 def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the keys and values of the trunks that one device decodes."""
+    """Returns the bytes of the keys and values of prompts and thinking that one device decodes."""
     return _cache_bytes(work, layout, work.trunk)
 
 
 def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of keys and values that answers need in addition to the trunk cache.
+    """Returns the bytes of keys and values that answers add to the cache of the thinking.
 
-    If every row has a slot, all branches are decoded at once and read the trunks in place. If slots
-    are refilled, up to half of them (or the fraction given by `rollout.refill`, if larger) are
-    answered at a time, on copies of their trunks.
+    If every trace has a decoding slot, all answers are decoded at once and read the cache of prompt
+    and thinking (trunk) in place. If slots are refilled, up to half of them (or the fraction given
+    by `rollout.refill`, if larger) are answered at a time, on copies of their trunks.
     """
     branches = _cache_bytes(work, layout, work.cuts * work.branch)
     if work.slots >= work.rows:
@@ -333,7 +335,7 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Returns the memory of decoding with every slot in use, while the train state stays resident.
+    """Returns the memory of decoding with a trace in every slot, next to the train state.
 
     Pass `work.evaluation` to get the memory of an evaluation.
     """

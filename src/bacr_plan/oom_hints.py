@@ -3,14 +3,15 @@
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.parallel import MeshShape
+from bacr_jax.runs.folder import read_config_file
 from bacr_plan import memory, search
 from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.search import Choice, MemoryLimit
@@ -85,13 +86,18 @@ def device_memory() -> float | None:
     return None if limit is None else float(limit)
 
 
-def explain(error: OutOfMemory, config: Config) -> str:
+def explain(error: OutOfMemory, config_file: Path) -> str:
     """Builds the error message for a run that ran out of memory.
 
     The message contains the original error, and config keys with which the run would fit.
+
+    Args:
+      error: what ran out, and where.
+      config_file: config.yaml of the run.
     """
     if error.on_host:
         return f"{error}; free some memory, or use a smaller rollout.questions or data set"
+    config = read_config_file(config_file)
     phase = error.phases[0]
     limit = device_memory()
     num_devices = jax.device_count()
@@ -114,9 +120,8 @@ def explain(error: OutOfMemory, config: Config) -> str:
         keys = [key.replace("micro_batch_rows", "micro_batch_tokens") for key in keys]
     gib = "GIB" if limit is None else f"{limit / GIB / MEMORY_FRACTION:.0f}"
     return (
-        f"{error}; use {_advice(keys, num_devices)}{remat}; bacr plan --config "
-        f"{config.output.dir}/config.yaml --devices {num_devices} --device-memory {gib} prints "
-        "what fits"
+        f"{error}; use {_advice(keys, num_devices)}{remat}; bacr plan --config {config_file} "
+        f"--devices {num_devices} --device-memory {gib} prints what fits"
     )
 
 

@@ -222,7 +222,7 @@ class Programs:
         )
 
     def _batch(self, rows: int) -> Batch:
-        """Returns an abstract batch of `rows` rows with their maximum widths."""
+        """Returns an abstract batch of `rows` traces with their maximum widths."""
         config = self.config
         batch = empty_batch(
             rows,

@@ -149,9 +149,9 @@ class Plan:
 
     @functools.cached_property
     def largest(self) -> dict[str, int]:
-        """Returns the maximum number of rows that fit for each entry of `search.PORTIONS`.
+        """Returns the maximum number of traces that fit, for each entry of `search.PORTIONS`.
 
-        The number is 0 if not even one row per device fits.
+        The number is 0 if not even one trace per device fits.
         """
         return {
             portion: search.largest(portion, self.work, self.layout, self.memory_limit)

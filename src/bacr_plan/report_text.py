@@ -39,7 +39,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _size_lines(plan: Plan) -> list[str]:
-    """Describes the model, the devices, the rows and how the memory was determined."""
+    """Describes the model, the devices, the number of traces and how the memory was determined."""
     work = plan.work
     layout = plan.layout
     parameters = costs.policy_parameters(work) / 1e9
@@ -125,7 +125,7 @@ def _choice_lines(title: str, choice: Choice) -> list[str]:
 
 
 def _largest_line(plan: Plan) -> str:
-    """Describes the maximum micro-batch and numbers of slots that fit on this mesh."""
+    """Describes the largest micro-batch and numbers of decoding slots that fit on this mesh."""
     work = plan.work
     keys = work.micro_batch(plan.largest["micro_rows"])
     keys["rollout.slots"] = plan.largest["slots"]

@@ -32,7 +32,7 @@ TILE = 128
 
 @dataclass(frozen=True)
 class DecodedChunk:
-    """The decoding steps of one call.
+    """The decoding steps of one call, for the traces (rows) that are decoded together.
 
     Attributes:
       slots: number of rows in the program, on all devices.
@@ -55,7 +55,7 @@ class DecodedChunk:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The calls of a rollout, in order.
+    """The calls of a rollout, in order. The rows of a call are traces.
 
     Attributes:
       prefills: number of rows and width of each prefill, including padding.
@@ -69,12 +69,12 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Returns the number of decoding steps for trunks."""
+        """Returns the number of decoding steps of thinking, without the steps of answers."""
         return sum(chunk.steps for chunk in self.chunks)
 
 
 class CountingDecoder(SlotDecoder):
-    """A rollout engine that only counts calls. A row ends when its thinking budget is used up.
+    """A decoder that only counts calls. A trace (row) ends when its thinking budget is used up.
 
     Attributes:
       schedule: the calls so far.
@@ -85,7 +85,7 @@ class CountingDecoder(SlotDecoder):
     length = 0
 
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
-        """Creates an engine whose slots are all free.
+        """Creates a decoder whose slots, which hold one trace (row) each, are all free.
 
         Args:
           spec: settings of the rollout.
@@ -114,9 +114,9 @@ class CountingDecoder(SlotDecoder):
     def prefill(
         self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
     ) -> None:
-        """Assigns rows to free slots and counts the prefill calls for their prompts.
+        """Assigns traces (rows) to free slots and counts the prefill calls for their prompts.
 
-        Rows with the same prompt are counted separately.
+        Traces with the same prompt are counted separately.
 
         Args:
           rows: unused.
@@ -135,9 +135,9 @@ class CountingDecoder(SlotDecoder):
         self._sampled[slots] = 0
 
     def decode(self) -> None:
-        """Counts chunks until a row ends, because nothing else can happen before that.
+        """Counts decoding steps until a trace ends, because nothing else can happen before that.
 
-        Every live row grows by one token per step.
+        Every unfinished trace (row) grows by one token per step.
         """
         chunk_steps = self.spec.chunk
         sampled = self._sampled
@@ -166,7 +166,7 @@ class CountingDecoder(SlotDecoder):
         self._sampled = sampled + np.clip(left, 0, num_chunks * chunk_steps)
 
     def status(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the state of each slot.
+        """Returns the state of each slot, which decodes one trace (row) at a time.
 
         Returns:
           Whether the slot's row has ended, whether it is broken (never), and its number of tokens.
@@ -176,7 +176,7 @@ class CountingDecoder(SlotDecoder):
         return ended, np.zeros_like(ended), self._sampled.copy()
 
     def answer(self, slots: np.ndarray) -> None:
-        """Frees slots and counts the decoding steps of their rows' answers in complete chunks."""
+        """Frees slots and counts the decoding steps of their traces' answers in complete chunks."""
         answers = self.rows.answers[self._row[slots]]
         self._row[slots] = -1
         if not answers.size:
@@ -217,7 +217,7 @@ def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
 
 
 def rollout(work: Workload, layout: MeshShape) -> Schedule:
-    """Computes the schedule of one rollout of the expected rows."""
+    """Computes the schedule of decoding calls of one rollout of the expected traces."""
     spec = rollout_spec(work, layout)
     rows = work.lengths
     engine = CountingDecoder(spec, rows, work.prompt)
@@ -234,7 +234,7 @@ def rollout(work: Workload, layout: MeshShape) -> Schedule:
 
 @dataclass(frozen=True)
 class PlannedMicroBatch:
-    """The shape of a micro-batch.
+    """The shape of a micro-batch of traces (rows) with their thinking and answers.
 
     Attributes:
       rows: number of rows, including empty ones.
@@ -282,7 +282,7 @@ def updates(work: Workload, layout: MeshShape) -> list[list[PlannedMicroBatch]]:
 
 
 def _batch_of_lengths(work: Workload, part: slice) -> Batch:
-    """Returns a batch that only contains the lengths of some rows.
+    """Returns a batch that only contains the lengths of some traces (rows).
 
     The code that forms micro-batches does not read anything else.
     """
@@ -306,7 +306,7 @@ def _batch_of_lengths(work: Workload, part: slice) -> Batch:
 
 
 def _without_padding(work: Workload, batch: Batch, part: slice) -> list[PlannedMicroBatch]:
-    """Computes the micro-batches of some rows with `train.padding_free`."""
+    """Computes the micro-batches of some traces (rows) with `train.padding_free`."""
     config = work.config
     tokens = config.train.micro_batch_tokens
     assert tokens is not None
@@ -348,7 +348,7 @@ def iteration(work: Workload, layout: MeshShape) -> PlannedIteration:
 def real_share(work: Workload, all_updates: list[list[PlannedMicroBatch]]) -> float:
     """Returns the fraction of the learner's positions that contain a token.
 
-    The fraction can exceed 1 if rows share prompts.
+    The fraction can exceed 1 if traces share prompts.
     """
     rows = work.lengths
     branches = rows.answers + SUFFIX_TOKENS - 1

@@ -64,7 +64,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class Choice:
-    """A run with portions and a mesh that fit.
+    """A run that fits into memory, with its mesh and the sizes of its micro-batches and slots.
 
     Attributes:
       work: the sizes of the run, including the portions.
@@ -92,10 +92,10 @@ class Choice:
 
 
 def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
-    """Returns the possible numbers of rows in a micro-batch, up to `most`, in increasing order.
+    """Returns the possible numbers of traces in a micro-batch, up to `most`, in increasing order.
 
-    They are divisible by the number of devices that share the rows. Unless micro-batches are formed
-    by tokens, they also divide the number of rows in an update.
+    They are divisible by the number of devices that share the traces. Unless micro-batches are
+    formed by tokens, they also divide the number of traces in an update.
     """
     multiples = range(layout.row_shards, most + 1, layout.row_shards)
     if work.by_tokens:
@@ -119,11 +119,13 @@ def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> int:
-    """Returns the maximum number of rows in a portion that fits.
+    """Returns the maximum number of traces (rows) of a portion that fits into memory.
 
-    The rows of a micro-batch divide the rows of an update, unless micro-batches are formed by
-    tokens. The slots are at most the rows of an iteration. The slots of an evaluation are at most
-    the rows of its largest call, rounded up to a multiple of the slot shards.
+    A portion is a number of traces that are processed together, such as a micro-batch. The traces
+    of a micro-batch divide the traces of an update, unless micro-batches are formed by tokens. The
+    slots, which decode one trace each, are at most the traces of an iteration. The slots of an
+    evaluation are at most the traces of its largest call, rounded up to a multiple of the slot
+    shards.
 
     Args:
       portion: one of `PORTIONS`.
@@ -146,7 +148,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: Memor
         peak_of_phase = memory_limit.of_evaluation
 
     def fits(rows: int) -> bool:
-        """True if the run fits with `rows` rows in the portion."""
+        """True if the run fits if `rows` traces are processed together in the portion."""
         changes: dict[str, Any] = {portion: rows}
         changed = dataclasses.replace(work, **changes)
         return peak_of_phase(changed, layout) <= memory_limit.limit
@@ -191,9 +193,10 @@ def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
 def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choice | None:
     """Returns the first mesh that fits, with its portions; None if no mesh fits.
 
-    The portions of the config are kept if they fit; otherwise the largest portions that fit are
-    used. A mesh is accepted if it has enough slots to decode all rows in at most eight waves. If no
-    mesh has enough slots, the one with the most slots is returned.
+    A portion is a number of traces (rows) that are processed together, such as a micro-batch. The
+    portions of the config are kept if they fit; otherwise the largest portions that fit are used. A
+    mesh is accepted if it has enough slots to decode all traces in at most eight waves. If no mesh
+    has enough slots, the one with the most slots is returned.
     """
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
@@ -207,7 +210,10 @@ def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choi
 
 
 def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
-    """Returns portions with which a run fits on a mesh; None if no portions fit."""
+    """Returns the largest micro-batch and number of slots with which a run fits on a mesh.
+
+    The sizes of the config are kept if they fit. Returns None if no sizes fit.
+    """
     most = largest("micro_rows", work, layout, memory_limit)
     if work.rows % layout.row_shards or not most:
         return None
@@ -225,7 +231,8 @@ def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> 
 def fewer_warmup_tokens(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Workload:
     """Reduces the number of tokens per step in the warm-up until a step fits.
 
-    The number is halved repeatedly. The search stops at one row, even if it does not fit.
+    The number is halved repeatedly. The search stops at one example per step, even if it does not
+    fit.
     """
     warmup = work.warmup
     while warmup is not None and warmup.rows > 1:
@@ -240,7 +247,7 @@ def fewer_warmup_tokens(work: Workload, layout: MeshShape, memory_limit: MemoryL
 def fewer_eval_slots(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
     """Reduces the sizes of evaluations and of the warm-up if they do not fit.
 
-    Evaluations get fewer slots, and the warm-up gets fewer tokens per step.
+    Evaluations decode fewer traces together (slots), and the warm-up gets fewer tokens per step.
 
     Returns:
       The reduced run, or None if it still does not fit.

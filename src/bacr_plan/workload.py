@@ -17,7 +17,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig
-from bacr_jax.config.resolve import HOLDOUT, largest_evaluated, selection_set
+from bacr_jax.config.derived import HOLDOUT, largest_evaluated, selection_set
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import dense_settings, eval_settings
@@ -123,7 +123,7 @@ class Workload:
 
     @property
     def row_tokens(self) -> int:
-        """Returns the number of tokens per row in the learner: a trunk and all its branches."""
+        """Returns the number of tokens per trace in the learner: prompt, thinking, all answers."""
         return self.trunk + self.cuts * self.branch
 
     @property
@@ -132,19 +132,19 @@ class Workload:
         return self.config.train.micro_batch_tokens is not None
 
     def micro_batch(self, rows: int) -> dict[str, int]:
-        """Returns the config key and its value for a micro-batch with `rows` rows."""
+        """Returns the config key and its value for a micro-batch with `rows` traces."""
         if self.by_tokens:
             return {"train.micro_batch_tokens": rows * self.row_tokens}
         return {"train.micro_batch_rows": rows}
 
     @property
     def lengths(self) -> Lengths:
-        """Returns the expected lengths of the rows in tokens."""
+        """Returns the expected lengths of the traces of an iteration, in tokens."""
         return self.draw()
 
     @property
     def update_rows(self) -> int:
-        """Returns the number of rows in one update."""
+        """Returns the number of traces in one optimizer update."""
         return self.rows // self.config.train.minibatches
 
     @property
@@ -267,11 +267,11 @@ def planned_shape(data: DataConfig, model: ModelConfig) -> tuple[Qwen2Config, st
 
 
 def _evaluated(eval_config: EvalConfig, data: DataConfig, limit: int) -> tuple[EvaluationCall, ...]:
-    """Returns the calls of an evaluation.
+    """Returns the decoding calls of an evaluation, each with its numbers of traces and budgets.
 
-    Each set has one call with all budgets, greedy and sampled, and one call with its dense traces.
-    Held-out questions that are used to select a checkpoint count as another set, which is evaluated
-    completely with greedy decoding.
+    Each set has one call with all budgets, greedy and sampled. With `eval.cut_every`, it has a
+    second call for the traces that are truncated at many points. Held-out questions that are used
+    to select a checkpoint count as another set, which is evaluated completely with greedy decoding.
 
     Args:
       eval_config: section `eval` of the config.
@@ -331,7 +331,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         return setup.attention_for(compute_dtype, shape.head_dim, "gpu", attention) == "cudnn"
 
     def draw() -> Lengths:
-        """Samples the expected rows; see `lengths`."""
+        """Samples the expected lengths of traces; see `lengths`."""
         return rows_of(settings.method, prompt_lengths(settings.task, config.model), cuts=cuts)
 
     frozen_bytes = 0

@@ -27,7 +27,7 @@ from bacr_jax.config.cli import (
     silence_orbax,
     whole_number,
 )
-from bacr_jax.config.resolve import NONE, read_budgets
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
 
@@ -184,8 +184,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _no_address(host: str, port: int, error: OSError) -> UserError:
     return UserError(
-        f"--host {host} --port {port}: the server can't listen there ({error.strerror}); use "
-        "another port or an address of this machine"
+        f"--host {host} --port {port}: the server can't listen on this address ({error.strerror}); "
+        "use another port or an address of this machine"
     )
 
 

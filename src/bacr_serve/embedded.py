@@ -63,7 +63,7 @@ class _Ticket:
 
 
 class EmbeddedBackend:
-    """Decodes on this machine. Requests beyond the number of slots wait in order."""
+    """Decodes on this machine, one request per decoding slot. Other requests wait in order."""
 
     def __init__(self, make_slots: Callable[[], _SlotsLike], warm_up: Generation | None = None):
         """Creates the backend. The worker starts with `start`.
@@ -104,7 +104,7 @@ class EmbeddedBackend:
         return self._failure
 
     async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
-        """Yields the pieces of a response. Closing the generator frees the slot.
+        """Yields the pieces of a response. Closing the generator stops the decoding of the request.
 
         Raises:
           BackendError: if the decoder failed.
@@ -154,7 +154,7 @@ class EmbeddedBackend:
         return True
 
     def _advance(self, slots: _SlotsLike, tickets: list[_Ticket]) -> None:
-        """Frees and fills slots, decodes one chunk, and removes tickets that have ended.
+        """Removes cancelled requests, starts waiting ones, and decodes one chunk of all.
 
         Args:
           slots: the decoder.

@@ -132,7 +132,7 @@ class ServedPolicy:
         return TextStream(self.vocabulary, self.answer_close)
 
     def raw_text(self) -> TextStream:
-        """Returns a decoder that leaves nothing out."""
+        """Returns a decoder that keeps closing tags and whitespace at the end."""
         return TextStream(self.vocabulary, strips=False)
 
     @property

@@ -131,15 +131,15 @@ class Reply:
         return self._chunk({"role": "assistant", "content": ""})
 
     def chunk(self, change: dict[str, str]) -> dict[str, Any]:
-        """Returns the event of a stream with new text."""
+        """Returns a stream event that contains new text."""
         return self._chunk(change)
 
     def last_chunk(self) -> dict[str, Any]:
-        """Returns the event that ends the text of a stream. It contains the finish reason."""
+        """Returns the stream event after the last text, which contains the finish reason."""
         return self._chunk({} if self._asked.is_chat else {"text": ""}, self.finish_reason)
 
     def usage_chunk(self) -> dict[str, Any]:
-        """Returns the event of a stream that contains the token counts and no text."""
+        """Returns a stream event that contains the token counts and no text."""
         return {**self._head(".chunk"), "choices": [], "usage": self.usage()}
 
     def _chunk(self, change: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:

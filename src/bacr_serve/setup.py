@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bacr_jax.config.resolve import cap
+from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
 from bacr_serve.generation import Backend, Generation
 from bacr_serve.policy import ServedPolicy

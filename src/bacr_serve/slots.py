@@ -37,7 +37,7 @@ _NOT_FINITE = "the logits of this request are not finite; the weights contain Na
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a request in a step.
+    """A new piece of the response to a request, or the error that ends the request.
 
     Attributes:
       handle: the value that was passed to `Slots.add` with the request.
@@ -52,7 +52,7 @@ class Event:
 
 @dataclass
 class _Row:
-    """A request in a slot.
+    """A request that is being decoded in a slot.
 
     Attributes:
       is_thinking: True until the thinking has ended.
@@ -71,7 +71,7 @@ class _Row:
 
 
 class Slots:
-    """The slots of a decoder and the requests in them.
+    """A decoder with a fixed number of slots, each of which decodes one request at a time.
 
     Attributes:
       size: number of slots.
@@ -123,7 +123,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Returns the number of free slots."""
+        """Returns the number of free slots, which is the number of requests that can be added."""
         return self.size - len(self._rows)
 
     def add(self, requests: list[tuple[Any, Generation]]) -> None:
@@ -188,7 +188,7 @@ class Slots:
         return events
 
     def _think(self) -> Iterator[Event]:
-        """Decodes one chunk of the thinking in every slot."""
+        """Decodes one chunk of the thinking of every request in a slot."""
         with phase_memory("decode", **slot_sizes(self._engine)):
             self._engine.decode()
             ended, broken, _ = self._engine.status()
@@ -208,7 +208,7 @@ class Slots:
                 yield Event(row.handle, Piece(THINKING, new_tokens))
 
     def _open_answers(self) -> None:
-        """Starts the answers of all rows whose thinking has ended."""
+        """Starts the answers of all requests whose thinking has ended."""
         self._group = sorted(slot for slot, row in self._rows.items() if not row.is_thinking)
         if not self._group:
             return
@@ -221,7 +221,7 @@ class Slots:
         self._answered_steps = 0
 
     def _answer(self) -> Iterator[Event]:
-        """Decodes one chunk of the open answers."""
+        """Decodes one chunk of the answers in progress, and yields the new piece of each answer."""
         assert self._opened is not None
         total, steps = self._engine.answer_steps
         with phase_memory("answers", **slot_sizes(self._engine), answered_rows=len(self._group)):

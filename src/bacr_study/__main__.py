@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import STOPPED, Parser, entry_point
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.runs.progress import Progress, duration
@@ -169,7 +170,7 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
         model = with_local_model(config.model, download=False)
         begun = begun_data(config.output)
         data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
-        initialize.check_inputs(dataclasses.replace(config, model=model, data=data))
+        initialize.check_inputs(resolve(dataclasses.replace(config, model=model, data=data)))
 
     # Use the CPU because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")
@@ -185,7 +186,7 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Trains and evaluates every run whose cells are missing.
+    """Trains and evaluates every run whose results are missing in the study's folder.
 
     Runs nothing if `--report` was passed.
 
@@ -224,7 +225,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
 
 
 def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Writes results.json, the tables, the figures and study.html from the study's cells.
+    """Writes results.json, the tables, the figures and study.html from the stored results.
 
     Prints the path of each file.
     """
@@ -241,7 +242,8 @@ def run_and_report(
 ) -> int:
     """Trains and evaluates the missing runs, then writes the report.
 
-    The report is also written if some runs failed, as long as at least one cell exists.
+    The report is also written if some runs failed, as long as the results of at least one run
+    exist.
 
     Returns:
       The exit code of `run_missing`.

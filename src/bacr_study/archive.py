@@ -37,7 +37,7 @@ def read_compressed(path: Path) -> str:
 
 
 def archived_cells(folder: Path) -> list[Any]:
-    """Reads the cells from `cells.jsonl.xz` in a folder and parses each as JSON.
+    """Reads the stored results (cells) of a committed study from `cells.jsonl.xz`, as parsed JSON.
 
     Raises:
       UserError: if the file cannot be read or contains invalid JSON.
@@ -46,14 +46,14 @@ def archived_cells(folder: Path) -> list[Any]:
     try:
         return [parse_json(line) for line in read_compressed(path).splitlines()]
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); copy it again") from None
+        raise UserError(f"{path} can't be read ({error}); copy the file again") from None
 
 
 def unpack(folder: Path) -> None:
-    """Extracts the cells of `cells.jsonl.xz` into separate files.
+    """Extracts `cells.jsonl.xz`, the results of all runs of a study, into one file per run.
 
-    Existing cell files are not overwritten. Does nothing if the folder has no `cells.jsonl.xz`.
-    This function only checks the ids; `cells.read_cell` checks the contents.
+    Existing files are not overwritten. Does nothing if the folder has no `cells.jsonl.xz`. This
+    function only checks the ids of the runs; `cells.read_cell` checks the contents.
 
     Raises:
       UserError: if the archive cannot be read, or if a cell has no valid id.
@@ -65,7 +65,10 @@ def unpack(folder: Path) -> None:
         for cell in archived_cells(folder):
             cell_id = cell.get("id") if isinstance(cell, dict) else None
             if not isinstance(cell_id, str) or not _CELL_ID.fullmatch(cell_id):
-                raise UserError(f"{folder / CELLS} contains a cell without an id; copy it again")
+                raise UserError(
+                    f"{folder / CELLS} contains the results of a run without an id; copy the file "
+                    "again"
+                )
             path = cell_path(folder, cell_id)
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)

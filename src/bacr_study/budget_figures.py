@@ -13,20 +13,24 @@ from bacr_study.spec import MEAN, Study
 _ACCURACY = Axis("accuracy (%)", low=0.0)
 
 
-def free_series(look: Series, points: Sequence[Mapping[str, Any]]) -> Series:
+def free_series(style: Series, points: Sequence[Mapping[str, Any]]) -> Series:
     """Creates the curve of the policy before training by tokens used.
 
     Args:
-      look: the style of the policy before training.
+      style: the style of the policy before training.
       points: a task's entry in `free_curves` of results.json.
     """
     tokens = [point["tokens"] for point in points]
-    series = accuracies(look, tokens, points)
-    return replace(series, label=f"{look.label}, truncated early")
+    series = accuracies(style, tokens, points)
+    return replace(series, label=f"{style.label}, truncated early")
 
 
 def swap_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields the figure of accuracy by budget as input and by truncation, if it was measured."""
+    """Yields the figure of the swap tables, if the study measured them.
+
+    A swap table contains the accuracy for every pair of a budget that the policy receives as input
+    and a number of thinking tokens after which the thinking is truncated.
+    """
     rows = swap_charts(results, study)
     if rows:
         yield StudyFigure(
@@ -38,10 +42,11 @@ def swap_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 
 
 def swap_charts(results: Results, study: Study) -> list[list[Chart]]:
-    """Returns a row of charts for each task with swap tables, with a chart for each arm.
+    """Returns the charts of the swap tables: one row per task, one chart per arm (method).
 
-    A chart contains accuracy by truncation, with a curve for each budget as input. Answers are
-    sampled.
+    A chart shows the accuracy of sampled answers by the number of thinking tokens after which the
+    thinking is truncated. Each curve belongs to one budget that the policy receives as input. Tasks
+    without a swap table have no row.
     """
     names = row_names(study)
     rows = []
@@ -58,7 +63,12 @@ def swap_charts(results: Results, study: Study) -> list[list[Chart]]:
 
 
 def _swap_chart(title: str, entry: Mapping[str, Any]) -> Chart:
-    """Plots the accuracy of an arm against the truncation, with a curve for each input budget."""
+    """Plots an arm's accuracy by the truncation point, with a curve for each input budget.
+
+    Args:
+      title: title of the chart.
+      entry: the swap table of one arm (method), an entry of `swap` in results.json.
+    """
     budgets = entry["budgets"]
     series = list(_swap_series(entry))
     gain = entry["gains"].get(MEAN)
@@ -72,11 +82,11 @@ def _swap_chart(title: str, entry: Mapping[str, Any]) -> Chart:
 
 
 def _swap_series(entry: Mapping[str, Any]) -> Iterator[Series]:
-    """Yields the curve of each input budget, and its point at the same truncation."""
+    """Yields each input budget's curve and, filled, its point at the equal truncation point."""
     budgets = entry["budgets"]
     for index, budget in enumerate(budgets):
         by_cut = entry["accuracy"][str(budget)]
-        look = Series(
+        style = Series(
             f"input {budget:,}",
             [float(cut) for cut in budgets],
             [100 * by_cut[str(cut)] for cut in budgets],
@@ -84,11 +94,12 @@ def _swap_series(entry: Mapping[str, Any]) -> Iterator[Series]:
             marker=marker(index),
             hollow=True,
         )
-        yield look
+        yield style
         matched = 100 * by_cut[str(budget)]
-        # The interval of width 0 places the point in front of the curve.
+        # The filled marker is drawn over the curve's hollow one. Its interval has width 0, so no
+        # error bar is visible.
         yield replace(
-            look,
+            style,
             label="",
             x=[float(budget)],
             y=[matched],

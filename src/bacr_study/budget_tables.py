@@ -10,9 +10,10 @@ from bacr_study.spec import MEAN, Study
 
 
 def free_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of distances from the policy before training, truncated early.
+    """Yields the table that compares trained policies with the untrained policy, truncated early.
 
-    Yields nothing if the study does not name the policy before training.
+    The difference in accuracy is measured at equal mean numbers of tokens. Yields nothing if the
+    study does not name the policy before training.
     """
     names = items.row_names(study)
     rows: list[list[Item]] = []
@@ -49,9 +50,12 @@ def free_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def swap_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the tables of the use of budgets: gains by arm, and a swap table for each arm.
+    """Yields the tables that show whether trained policies use the budget that they get as input.
 
-    Yields nothing if no arm was evaluated with a swap table.
+    One table contains, for each arm (a method with its settings), the gain in accuracy if the input
+    equals the number of tokens after which the thinking is truncated. The others are the swap
+    tables of the arms: accuracy by input budget and by truncation. Yields nothing if no arm was
+    evaluated with a swap table.
     """
     if not results["swap"]:
         return
@@ -62,7 +66,13 @@ def swap_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _gain_table(results: Results, study: Study) -> Table:
-    """Creates the table of the gain of the matching input, with a row for each arm and mode."""
+    """Creates the table of the gain from the matching input, with a row for each arm and mode.
+
+    An arm is a method with its settings, and a mode is sampled or greedy decoding. The gain is the
+    accuracy if the budget that the policy receives equals the number of tokens after which its
+    thinking is truncated, minus the mean accuracy with other budgets as input at the same
+    truncation.
+    """
     names = items.row_names(study)
     rows: list[list[Item]] = []
     for entry in results["swap"]:
@@ -106,7 +116,10 @@ def _extreme_lengths(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _swap_table(study: Study, name: str, entry: Mapping[str, Any]) -> Table:
-    """Creates the swap table of an arm: accuracy by budget as input and by truncation."""
+    """Creates an arm's swap table: accuracy by the budget as input and by the truncation point.
+
+    An arm is a method with its settings.
+    """
     cuts = list(map(str, entry["budgets"]))
     rows: list[list[Item]] = []
     for budget in cuts:
@@ -135,7 +148,7 @@ def _swap_table(study: Study, name: str, entry: Mapping[str, Any]) -> Table:
 
 
 def _file_name(variant: str) -> str:
-    """Returns a variant's key with dots replaced, which separate a file's name and ending."""
+    """Returns the key of a variant (`arm` or `arm.value`), with dots replaced for a file name."""
     return variant.replace(".", "_")
 
 

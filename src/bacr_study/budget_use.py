@@ -1,4 +1,4 @@
-"""Tests whether arms use their budget, and what they gain over truncating the untrained policy.
+"""Tests whether policies use their budget and beat the untrained policy with truncated thinking.
 
 `results` calls this module, and `budget_tables` and `budget_figures` show its records. Both
 analyses pair seeds and problems, as the other differences of a study do.
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class _SwapTable:
-    """The swap table of a cell.
+    """The swap table of one run: results by the budget as input and by the truncation point.
 
     Attributes:
       budgets: the budgets, which are inputs and truncation points, in ascending order.
@@ -38,7 +38,9 @@ class _SwapTable:
 
 @dataclass(frozen=True)
 class _FreeCurve:
-    """The policy before training at K truncation points, in ascending order of tokens.
+    """The free curve: results of the policy before training if its thinking is truncated early.
+
+    It has K truncation points in ascending order of tokens.
 
     Attributes:
       rates: fraction of correct samples by problem and truncation point.
@@ -51,7 +53,10 @@ class _FreeCurve:
 
 @dataclass(frozen=True)
 class _Distance:
-    """The difference of a cell from the free curve, at one budget or as a mean over budgets.
+    """The difference between a trained run and the free curve at the same mean number of tokens.
+
+    The free curve is the accuracy of the policy before training if its thinking is truncated early.
+    The difference is at one budget of the trained run, or a mean over budgets.
 
     Attributes:
       difference: difference in the fraction of correct samples for each problem.
@@ -72,10 +77,11 @@ class _Distance:
 
 
 def swaps(grid: Grid) -> list[Record]:
-    """Tests for every arm with swap tables whether it uses the budget that it has as input.
+    """Tests for every method with swap tables whether the policy uses the budget that it receives.
 
-    The gain of a truncation is the accuracy with the same budget as input, less the mean accuracy
-    with the other budgets as input at the same truncation.
+    A swap table contains the accuracy for every pair of a budget as input and a number of tokens
+    after which the thinking is truncated. The gain of a truncation is the accuracy with the same
+    budget as input, minus the mean accuracy with the other budgets as input at the same truncation.
 
     Returns:
       Records with the fields `task`, `set`, `mode`, `variant` and `budgets`, and:
@@ -103,7 +109,11 @@ def swaps(grid: Grid) -> list[Record]:
 
 
 def _swap_tables(cells: Sequence[Cell], task: Task, mode: str) -> list[_SwapTable]:
-    """Returns the swap tables of all cells; empty if one has none, or if their budgets differ."""
+    """Returns the swap table of each run.
+
+    A swap table contains results by the budget as input and by the truncation point. The result is
+    empty if a run has no swap table, or if the budgets of the runs differ.
+    """
     tables: list[_SwapTable] = []
     for cell in cells:
         table = _swap_table(cell, task.main, mode)
@@ -116,7 +126,7 @@ def _swap_tables(cells: Sequence[Cell], task: Task, mode: str) -> list[_SwapTabl
 
 
 def _swap_table(cell: Cell, name: str, mode: str) -> _SwapTable | None:
-    """Returns the swap table of a cell; None if fewer than two budgets were evaluated as input."""
+    """Returns the swap table of a run; None if fewer than two budgets were evaluated as input."""
     by_mode = cell.truncated.get(name, {})
     by_input = by_mode.get(mode, {})
     if len(by_input) < 2:
@@ -137,7 +147,7 @@ def _swap_table(cell: Cell, name: str, mode: str) -> _SwapTable | None:
 
 
 def _swap_record(tables: Sequence[_SwapTable]) -> Record:
-    """Returns the results of `swaps` for the swap tables of an arm, one per seed."""
+    """Returns the entry of `swaps` for one method, computed from a swap table per seed."""
     budgets = tables[0].budgets
     return {
         "budgets": budgets,
@@ -168,7 +178,11 @@ def _mean_thinking(tables: Sequence[_SwapTable]) -> dict[str, float]:
 
 
 def _gains(tables: Sequence[_SwapTable]) -> dict[str, Record]:
-    """Tests the gain of the matching input at each truncation, and the mean over truncations."""
+    """Tests the gain from the matching input at each truncation point, and the mean over them.
+
+    The gain is the accuracy if the input budget equals the truncation point, minus the mean
+    accuracy with the other input budgets.
+    """
     by_seed = [matched_gains(table.rates) for table in tables]
     gains = np.stack(by_seed)
     by_cut = {MEAN: gains.mean(2)}
@@ -204,11 +218,12 @@ def _lengths(tables: Sequence[_SwapTable]) -> list[Record]:
 
 
 def free_distances(grid: Grid) -> list[Record]:
-    """Compares every arm with the policy before training, truncated at smaller budgets.
+    """Compares every trained arm with the policy before training, truncated at smaller budgets.
 
-    The accuracy of the policy before training is interpolated linearly between its truncation
-    points, at the mean number of tokens that the arm uses. A trained arm saves tokens only if it is
-    above this free curve. The means of tokens are treated as known.
+    An arm is a method with its settings. The accuracy of the policy before training is interpolated
+    linearly between its truncation points, at the mean number of tokens that the arm uses. A
+    trained arm saves tokens only if it is above this free curve. The means of tokens are treated as
+    known.
 
     Returns:
       Records with the fields `task`, `set`, `budget` (or `MEAN`), `variant`, `tokens`, `accuracy`,
@@ -243,7 +258,10 @@ def free_distances(grid: Grid) -> list[Record]:
 def _distances(
     cells: Sequence[Cell], untrained: Mapping[int, Cell], task: Task
 ) -> dict[str, list[_Distance]]:
-    """Returns the distances of an arm from the free curve, one per seed, by budget and for `MEAN`.
+    """Returns the differences between an arm and the free curve, one per seed, for each budget.
+
+    An arm is a method with its settings. The free curve is the accuracy of the policy before
+    training if its thinking is truncated early. The key `MEAN` contains the mean over budgets.
 
     Args:
       cells: cells of the arm. Seeds without the policy before training are left out.
@@ -286,7 +304,7 @@ def _points(cell: Cell, task: Task) -> list[Mapping[str, Any]]:
 
 
 def _free_curve(cell: Cell, task: Task) -> _FreeCurve | None:
-    """Returns the free curve of a cell of the policy before training; None if it has no points."""
+    """Returns the accuracy of the untrained policy by truncation point; None if it has no point."""
     points = [entry for entry in _points(cell, task) if entry.get("correct")]
     if not points:
         return None
@@ -317,7 +335,10 @@ def curve_weights(tokens: float, curve_tokens: Float[np.ndarray, "K"]) -> Float[
 
 
 def _distance(cell: Cell, name: str, budget: str, curve: _FreeCurve) -> _Distance | None:
-    """Returns the distance of a cell from the free curve at a budget; None if not evaluated."""
+    """Returns a run's difference from the free curve at a budget; None if it was not evaluated.
+
+    The free curve is the accuracy of the policy before training if its thinking is truncated early.
+    """
     entry = cell.entry(name, SAMPLED, budget)
     rates = cell.rates(name, SAMPLED, budget)
     if entry is None or rates is None:

@@ -1,8 +1,8 @@
-"""Stores the results of finished runs as cells, and compares cells in a grid.
+"""Stores the results of finished runs as cells, and compares the cells of a study.
 
 A cell contains the results of one run and is stored as `cells/ID.json` in the study's folder. It
-records how many samples of each problem are correct, because comparisons of two arms are paired by
-problem. All other numbers are means.
+records how many samples of each problem are correct, because comparisons of two methods are paired
+by problem. All other numbers are means.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ OF_GROUP = {
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one run that was trained and evaluated.
+    """The stored results of one run of a study, which trained and evaluated a policy.
 
     Attributes:
       id: the cell's id, see `spec.cell_id`.
@@ -148,7 +148,7 @@ def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
 
 
 def write_cell(folder: Path, cell: Cell) -> Path:
-    """Writes a cell into a study's folder and returns the path of its file.
+    """Writes the results of a run (a cell) into a study's folder and returns the path of the file.
 
     Raises:
       UserError: if the file cannot be written.
@@ -161,7 +161,7 @@ def write_cell(folder: Path, cell: Cell) -> Path:
 
 
 def read_cell(path: Path) -> Cell:
-    """Reads a cell from its file and checks it for consistency.
+    """Reads the stored results of a run (a cell) and checks them for consistency.
 
     Raises:
       UserError: if the file is damaged, lacks a field or contains inconsistent values.
@@ -173,17 +173,19 @@ def read_cell(path: Path) -> Cell:
     except OSError as error:
         raise UserError(f"{path} can't be read ({error.strerror})") from None
     except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise UserError(f"{path} is damaged, or is not a cell ({error}); {advice}") from None
+        raise UserError(
+            f"{path} is damaged, or does not contain the results of a run ({error}); {advice}"
+        ) from None
     if contradiction is not None:
         raise UserError(f"{path}: {contradiction}; {advice}")
     return cell
 
 
 def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the known settings that a cell was evaluated with.
+    """Returns the evaluation settings with which the stored results of a run were measured.
 
-    Older cells do not store these settings. For them, the budgets, the number of samples and the
-    number of problems are inferred from the results.
+    Results of earlier versions do not contain these settings. For them, the budgets, the number of
+    samples and the number of problems are inferred from the results.
 
     Args:
       cell: the cell.
@@ -211,14 +213,14 @@ def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
-    """Yields a message for each inconsistency in a cell.
+    """Yields a message for each inconsistency in the stored results of a run (a cell).
 
-    An inconsistent cell is rejected because it would lead to wrong results.
+    Inconsistent results are rejected because they would lead to wrong conclusions.
     """
     variant = Variant(cell.arm, cell.value)
     expected = cell_id(cell.task, variant, cell.seed)
     if cell.id != expected or path.stem != expected:
-        yield f"found id {cell.id!r} of task, arm, value and seed {expected!r}"
+        yield f"its id is {cell.id!r}, but its task, arm, value and seed make {expected!r}"
     for name, by_mode in cell.sets.items():
         if name not in cell.problems_digest:
             yield f"problems_digest: the digest of {name} is missing"
@@ -252,7 +254,7 @@ def _entry_contradictions(cell: Cell, name: str, mode: str, budget: str) -> Iter
 
 
 def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
-    """Reads the existing cells of a study.
+    """Reads the stored results (cells) of all runs of a study that are finished.
 
     Returns:
       The cells by id. Cells in the folder that do not belong to the study are ignored.
@@ -281,15 +283,15 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
             same_levels = cell.levels_of.get(name) == first.levels_of.get(name)
             if not same_ids or not same_levels:
                 raise UserError(
-                    f"{folder / 'cells'}: {cell.id} has other problems of {name} than {first.id}; "
-                    "run one of them again with the same data"
+                    f"{folder / 'cells'}: {cell.id} was evaluated on other problems of {name} than "
+                    f"{first.id}; run one of the two again with the same data"
                 )
     return cells
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The conditions under which an arm is measured.
+    """The conditions of a measurement: task, evaluation set, budget, difficulty and decoding mode.
 
     Attributes:
       task: id of the task.
@@ -308,18 +310,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """The existing cells of a study, with methods that compute means and tests over them."""
+    """The stored results of a study's finished runs, with methods that compute means and tests."""
 
     study: Study
     cells: Mapping[str, Cell]
 
     def of(self, task: str, variant: Variant) -> list[Cell]:
-        """Returns the existing cells of a task and variant, ordered by the study's seeds."""
+        """Returns the stored results of a variant's runs on a task, in the order of the seeds.
+
+        A variant is an arm (a method with its settings) at one of its swept values.
+        """
         ids = [cell_id(task, variant, seed) for seed in self.study.seeds]
         return [self.cells[id_] for id_ in ids if id_ in self.cells]
 
     def variants(self, task: str) -> list[Variant]:
-        """Returns the variants that have at least one cell for a task."""
+        """Returns the variants that have stored results for a task.
+
+        A variant is an arm (a method with its settings) at one of its swept values.
+        """
         return [variant for variant in self.study.variants() if self.of(task, variant)]
 
     def keys(self, where: Setting) -> list[str]:
@@ -333,7 +341,7 @@ class Grid:
         return list(map(str, task.budgets))
 
     def entries(self, cell: Cell, where: Setting) -> list[dict[str, Any]] | None:
-        """Returns a cell's numbers at each budget of a setting; None if any of them is missing."""
+        """Returns a run's results at each budget of a setting; None if any of them is missing."""
         entries = []
         for key in self.keys(where):
             entry = cell.entry(where.set, where.mode, key)
@@ -343,10 +351,10 @@ class Grid:
         return entries
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
-        """Returns the fraction of correct samples per problem, averaged over the setting's budgets.
+        """Returns a run's fraction of correct samples per problem, averaged over the budgets.
 
-        If the setting has a level, only the problems of that level are included. If the cell does
-        not store results per problem, the mean accuracy is returned as an array with one element.
+        If the setting has a level, only the problems of that level are included. If no results per
+        problem are stored, the mean accuracy is returned as an array with one element.
 
         Returns:
           An array with one value per problem. None if the setting was not evaluated, or if it has a
@@ -379,7 +387,11 @@ class Grid:
         return table
 
     def difference(self, of: Variant, less: Variant, where: Setting) -> dict[str, Any] | None:
-        """Tests the accuracy of `of` minus the accuracy of `less` against 0; see `contrast`."""
+        """Tests the difference in accuracy between two variants, paired by seed and problem.
+
+        A variant is an arm (a method with its settings) at one of its swept values. The accuracy of
+        `less` is subtracted from the accuracy of `of`. The result is as for `contrast`.
+        """
         return self.contrast([(of, where, 1.0), (less, where, -1.0)])
 
     def contrast(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
@@ -408,18 +420,18 @@ class Grid:
         return None if contrast is None else asdict(contrast)
 
     def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:
-        """Returns the mean of a number over seeds, with its 95 % interval.
+        """Returns the mean of an evaluation result over training seeds, with its 95 % interval.
 
         The interval is usually computed over seeds. With a single seed, or if all seeds have the
         same value, the interval of a sampled accuracy is computed over problems instead.
 
         Args:
-          variant: the arm, at one of its swept values.
-          where: the setting.
-          key: one of `NUMBERS`.
+          variant: an arm (a method with its settings) at one of its swept values.
+          where: task, evaluation set, decoding mode and budget.
+          key: name of the result, one of `NUMBERS`.
 
         Returns:
-          The estimate, or None if no cell has the number.
+          The estimate, or None if no run has the result.
         """
         values = []
         for cell in self.of(where.task, variant):

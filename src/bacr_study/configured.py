@@ -44,7 +44,7 @@ class Problems:
     counts: Mapping[str, Any]
 
     def are_of(self, cell: Cell, name: str) -> bool:
-        """True if `cell` was evaluated on exactly these problems as the evaluation set `name`."""
+        """True if the stored results `cell` were measured on exactly these problems."""
         levels = cell.levels(name)
         if levels is None or not np.array_equal(levels, self.levels):
             return False
@@ -53,7 +53,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Configured:
-    """Information about a study that its cells do not store.
+    """Information about a study that is not part of the stored results of its runs.
 
     Attributes:
       settings: the values of the config keys in `SHOWN`, by task and variant key.

@@ -30,9 +30,9 @@ def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dic
     """Extracts one column of the training curves for each seed. Untrained runs are skipped.
 
     Args:
-      grid: the study's cells.
+      grid: the stored results of the study's runs.
       task: the task.
-      variant: the arm, at one of its swept values.
+      variant: an arm (a method with its settings), at one of its swept values.
       axis: the field used as x, one of `AXES`.
       key: the field of the records in `Cell.curve` used as y. Steps where it is missing are
         skipped.
@@ -160,7 +160,10 @@ def convergence(grid: Grid) -> dict[str, Any]:
 def _curves_by_axis(
     grid: Grid, task: Task, variant: Variant, name: str, average: _Average
 ) -> dict[str, Any]:
-    """Returns the averaged curve of a variant for each axis that has points."""
+    """Returns the curve of a variant, averaged over seeds, for each x axis that has points.
+
+    A variant is an arm (a method with its settings) at one of its swept values.
+    """
     by_axis = {}
     for axis in AXES:
         runs = list(series(grid, task, variant, axis, name).values())
@@ -192,8 +195,9 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     """Measures the steps, tokens and seconds until held-out accuracy reaches each of two levels.
 
     For each share in `SHARES`, the level is start + share (end - start). Here start and end are the
-    first and last accuracy of the first reference arm, averaged over seeds. Ratios to the reference
-    arm are paired by seed: the ratio is exp of the mean log ratio, with its t interval.
+    first and last accuracy of the reference arm, averaged over seeds. The reference arm is the
+    first method of the study with which the others are compared. Ratios to the reference arm are
+    paired by seed: the ratio is exp of the mean log ratio, with its t interval.
 
     Returns:
       A list of records with the fields
@@ -276,7 +280,7 @@ def _ratio(
 
 
 def schedules(grid: Grid) -> dict[str, Any]:
-    """Averages the budgets and weights of difficulty groups over seeds.
+    """Averages the budgets and the sampling weights of difficulty groups over seeds.
 
     Returns:
       For each task and each variant with a curriculum, a list of difficulty groups, easiest first.
@@ -293,9 +297,9 @@ def schedules(grid: Grid) -> dict[str, Any]:
 
 
 def _schedule_of(cells: Sequence[Cell]) -> list[dict[str, Any]] | None:
-    """Averages the curriculum of one variant over its cells.
+    """Averages the curriculum of the runs that differ only in their seed.
 
-    Only steps that all cells have in common are used.
+    Only steps that all runs have in common are used.
 
     Returns:
       One dictionary of curves per difficulty group; None if the cells have no step in common.

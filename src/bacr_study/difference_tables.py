@@ -54,7 +54,10 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def difference_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields a table of paired comparisons with their p-values for each reference arm."""
+    """Yields a table of paired differences with p-values for each reference arm.
+
+    A reference arm is a method with its settings that the other arms are compared with.
+    """
     arm_of_variant = {variant.key: variant.arm for variant in study.variants()}
     by_reference: dict[str, list[Mapping[str, Any]]] = {}
     for entry in results["comparisons"]:
@@ -114,7 +117,7 @@ def _difference_row(
 
 
 def _updates_of_both(results: Results, task: str, variant: str, reference: str) -> str:
-    """Returns the numbers of updates of two variants as text, such as `34 and 18`."""
+    """Returns the numbers of optimizer updates of two variants as text, such as `34 and 18`."""
     texts = []
     for key in (variant, reference):
         cost = results["costs"][task].get(key, {})
@@ -124,7 +127,7 @@ def _updates_of_both(results: Results, task: str, variant: str, reference: str) 
 
 
 def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of differences between arms that depend on the decoding mode.
+    """Yields the table of differences between methods that depend on the decoding mode.
 
     It contains the differences for which `items.differs_by_mode` is true. Yields nothing if none of
     them qualifies.

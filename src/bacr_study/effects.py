@@ -1,4 +1,4 @@
-"""Compares the arms of a study in pairs, and computes the effect of each part of an ablation."""
+"""Compares the methods of a study in pairs, and computes the effect of each part of an ablation."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,9 @@ Record = dict[str, Any]
 
 
 class _Case(NamedTuple):
-    """A difference between two variants that is to be tested.
+    """A difference in accuracy between two variants that is to be tested.
+
+    A variant is an arm (a method with its settings) at one of its swept values.
 
     Attributes:
       labels: fields of the result's record that identify the case.
@@ -31,7 +33,11 @@ class _Case(NamedTuple):
 
 
 def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
-    """Yields each variant together with the reference arm at the same swept value."""
+    """Yields each variant together with the reference arm at the same swept value.
+
+    A variant is an arm (a method with its settings) at one of its swept values. The reference is an
+    arm that the others are compared with.
+    """
     references = {variant.value: variant for variant in study.variants_of(study.arm(reference))}
     for variant in study.variants():
         if variant.arm != reference and variant.value in references:
@@ -39,7 +45,10 @@ def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
 
 
 def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
-    """Yields each swept variant together with the same arm at the sweep's default value."""
+    """Yields each arm at a swept value together with the same arm at the sweep's default value.
+
+    An arm is a method with its settings.
+    """
     for sweep, arms in study.sweeps().items():
         for arm, value in itertools.product(arms, sweep.values):
             if sweep.default is not None and value != sweep.default:
@@ -47,7 +56,7 @@ def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
 
 
 def _in_focus(study: Study) -> list[Setting]:
-    """Returns a setting for each task and each of its budgets in focus."""
+    """Returns a setting for each task and each budget that the study lists in its field `focus`."""
     return [
         Setting(task.id, task.main, budget)
         for task in study.tasks
@@ -90,7 +99,7 @@ def _family(
     """Tests the differences of all pairs in all settings as one family of tests.
 
     Args:
-      grid: the study's cells.
+      grid: the stored results of the study's runs.
       view: the view for which the tests are made; stored in the records.
       pairs: the variants to compare; the second one is subtracted from the first.
       settings: the settings in which they are compared.
@@ -114,10 +123,11 @@ def _family(
 
 
 def contrasts(grid: Grid) -> list[Record]:
-    """Tests the study's named contrasts at the budgets in focus and on average over budgets.
+    """Tests the study's named comparisons at the budgets in focus and on average over budgets.
 
-    A study that addresses only a few questions names the pairs of arms that answer them. Holm's
-    correction then applies to these pairs, not to all pairs of arms.
+    A study that addresses only a few questions names the pairs of arms (methods with their
+    settings) that answer them. Holm's correction then applies to these pairs, not to all pairs of
+    arms.
 
     Returns:
       Records with the fields `name`, `of`, `less`, `task` and `budget`, and the fields returned by
@@ -138,10 +148,12 @@ def contrasts(grid: Grid) -> list[Record]:
 
 
 def comparisons(grid: Grid) -> list[Record]:
-    """Tests the paired differences of all arms from each reference arm.
+    """Tests the difference in accuracy of every arm from each reference arm.
 
-    The tests of one table and one reference arm form a family. The mean over budgets is a separate
-    family (view `anytime`), so that it does not reduce the power of the tests at single budgets.
+    An arm is a method with its settings, and a reference arm is one that the others are compared
+    with. The tests of one table and one reference arm form a family. The mean over budgets is a
+    separate family (view `anytime`), so that it does not reduce the power of the tests at single
+    budgets.
 
     Returns:
       Records with the fields `view`, `task`, `set`, `budget`, `variant` and `reference`, and the
@@ -173,6 +185,8 @@ def comparisons(grid: Grid) -> list[Record]:
 
 def decoding(grid: Grid) -> list[Record]:
     """Tests whether differences from the reference arms depend on the decoding mode.
+
+    A reference arm is a method with its settings that the others are compared with.
 
     Returns:
       Records with the fields `task`, `set`, `budget`, `variant` and `reference`, and the contrasts
@@ -206,7 +220,7 @@ def _differences_by_mode(
     """Tests a difference under sampled and greedy decoding, and the change between them.
 
     Args:
-      grid: the study's cells.
+      grid: the stored results of the study's runs.
       of: the variant whose accuracy is the minuend.
       less: the variant whose accuracy is subtracted.
       sampled: the setting, with sampled decoding.
@@ -232,6 +246,8 @@ def _differences_by_mode(
 
 def difficulty(grid: Grid) -> dict[str, Any]:
     """Computes the accuracy per difficulty level, and the difference from the first reference arm.
+
+    The reference arm is a method with its settings that the others are compared with.
 
     Returns:
       A nested dictionary by task, budget in focus, variant and level. Each entry has `problems`

@@ -81,7 +81,7 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
 
 
 def _policy_before(run: Cell, untrained: Sequence[Cell], task: Task) -> Cell | None:
-    """Returns the cell of the policy that a run started from, or None if there is none."""
+    """Returns the results of the policy that a run started from, or None if they do not exist."""
     for cell in untrained:
         if cell.seed == run.seed:
             return cell
@@ -94,11 +94,12 @@ def _policy_before(run: Cell, untrained: Sequence[Cell], task: Task) -> Cell | N
 
 
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
-    """Counts the failed runs of every arm on a task.
+    """Counts the failed runs of every arm (a method with its settings) on a task.
 
-    A trained run is compared with the cell of the arm `Study.before` with the same seed. If the
-    task sets `warmup.seed`, all seeds start from the same policy, and a run without such a cell is
-    compared with the arm's first cell on the same problems. Other runs are not counted.
+    A trained run is compared with the run of the arm `Study.before` with the same seed, which
+    contains the results of the policy before training. If the task sets `warmup.seed`, all seeds
+    start from the same policy, and a run without such a counterpart is compared with the arm's
+    first run on the same problems. Other runs are not counted.
 
     Returns:
       A record for each variant with at least one such run:

@@ -8,8 +8,8 @@ from typing import Any
 
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Axis, Chart, Series
-from bacr_jax.report.looks import RECOMMENDED
-from bacr_jax.report.looks import looks_of as method_looks
+from bacr_jax.report.curve_styles import RECOMMENDED
+from bacr_jax.report.curve_styles import styles_of as method_styles
 from bacr_jax.report.vega import Theme
 from bacr_study.items import budget_phrase, variant_name
 from bacr_study.spec import Study, Task, Variant
@@ -72,21 +72,21 @@ def saved(figure: StudyFigure, folder: Path) -> list[Path]:
     return files
 
 
-def looks_of(study: Study) -> dict[str, Series]:
-    """Assigns a look to every arm and variant, so that it is the same in all figures.
+def styles_of(study: Study) -> dict[str, Series]:
+    """Assigns a style to every arm and variant, so that it is the same in all figures.
 
     An arm with the name of a method has the colour of this method. Variants of an arm share its
-    look, because no figure contains several of them.
+    style, because no figure contains several of them.
 
     Returns:
       Series without points, by variant key.
     """
     arms = list(study.arms)
-    looks = {}
-    for arm, look in zip(arms, method_looks([arm.id for arm in arms])):
+    styles = {}
+    for arm, style in zip(arms, method_styles([arm.id for arm in arms])):
         for variant in (Variant(arm.id), *study.variants_of(arm)):
-            looks[variant.key] = replace(look, label=variant_name(study, variant))
-    return looks
+            styles[variant.key] = replace(style, label=variant_name(study, variant))
+    return styles
 
 
 def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
@@ -97,11 +97,11 @@ def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
     return low, high
 
 
-def accuracies(look: Series, x: Iterable[float], estimates: Collection[EstimateRecord]) -> Series:
+def accuracies(style: Series, x: Iterable[float], estimates: Collection[EstimateRecord]) -> Series:
     """Creates a series of accuracies in percent with their intervals, clipped to [0, 100].
 
     Args:
-      look: the style of the series.
+      style: the style of the series.
       x: the x coordinate of each estimate.
       estimates: accuracies in [0, 1].
     """
@@ -110,7 +110,7 @@ def accuracies(look: Series, x: Iterable[float], estimates: Collection[EstimateR
         low, high = ends_of(estimate)
         ends.append((_percent(low), _percent(high)))
     y = [100 * estimate["mean"] for estimate in estimates]
-    return replace(look, x=list(x), y=y, ends=ends)
+    return replace(style, x=list(x), y=y, ends=ends)
 
 
 def _percent(share: float) -> float:
@@ -156,11 +156,12 @@ def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
     return result
 
 
-def panel_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
-    """Distributes the variants over panels with up to 12 curves.
+def panel_groups(study: Study, styles: Mapping[str, Series]) -> list[list[Variant]]:
+    """Distributes the curves of a figure over panels with up to 12 curves.
 
-    The first reference arm appears in every panel. Variants of one colour are spread over the
-    panels, so that few curves of a panel differ only in their markers.
+    Each curve is a variant: an arm (a method with its settings) at one of its swept values. The
+    first reference arm, which the others are compared with, appears in every panel. Variants of one
+    colour are spread over the panels, so that few curves of a panel differ only in their markers.
     """
     variants = study.variants()
     if len(variants) <= _CURVES_IN_A_PANEL:
@@ -168,7 +169,7 @@ def panel_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant
     references = [variant for variant in variants if variant.arm in study.references[:1]]
     others = [variant for variant in variants if variant not in references]
     num_panels = math.ceil(len(others) / (_CURVES_IN_A_PANEL - len(references)))
-    by_colour = sorted(others, key=lambda variant: str(looks[variant.key].colour))
+    by_colour = sorted(others, key=lambda variant: str(styles[variant.key].colour))
     groups = []
     for panel in range(num_panels):
         members = [*references, *by_colour[panel::num_panels]]

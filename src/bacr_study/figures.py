@@ -19,11 +19,11 @@ from bacr_study.figure_parts import (
     basis,
     budget_axis,
     ends_of,
-    looks_of,
     panel_groups,
     panel_title,
     saved,
     star_sentence,
+    styles_of,
 )
 from bacr_study.items import Results, estimate_of, is_shown, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
@@ -64,7 +64,7 @@ _SIGNIFICANT_COLOUR = "s1"
 def draw_figures(
     folder: Path, results: Results, study: Study
 ) -> list[tuple[StudyFigure, list[Path]]]:
-    """Draws the figures of the study's views into a folder.
+    """Draws the figures for each kind of result that the study shows (its views) into a folder.
 
     Returns:
       Each figure with the paths of its files, in the order of the study's views.
@@ -96,7 +96,7 @@ def draw_figures(
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
 ) -> Iterator[dict[float, EstimateRecord]]:
-    """Yields the estimates of one number for each variant, by the x coordinate of their points.
+    """Yields the estimates of one result by budget, for each variant (arm and swept value).
 
     Args:
       results: the contents of results.json.
@@ -117,9 +117,9 @@ def _by_budget(
 def accuracy_figures(
     results: Results, study: Study, *, hard: bool = False
 ) -> Iterator[StudyFigure]:
-    """Yields the figure that plots accuracy against the budget.
+    """Yields the figure that plots the accuracy of each method against the budget.
 
-    Yields nothing if the study has more than `MOST_CURVES` variants.
+    Yields nothing if the study has more than `MOST_CURVES` curves.
 
     Args:
       results: the contents of results.json.
@@ -128,8 +128,8 @@ def accuracy_figures(
     """
     if len(study.variants()) > MOST_CURVES:
         return
-    looks = looks_of(study)
-    groups = panel_groups(study, looks)
+    styles = styles_of(study)
+    groups = panel_groups(study, styles)
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
@@ -139,7 +139,7 @@ def accuracy_figures(
                 task,
                 name,
                 group,
-                looks,
+                styles,
             )
             for group in groups
         ]
@@ -161,12 +161,12 @@ def _accuracy_chart(
     task: Task,
     name: str,
     variants: Sequence[Variant],
-    looks: Mapping[str, Series],
+    styles: Mapping[str, Series],
 ) -> Chart:
-    """Plots the accuracy of some variants on an evaluation set against the budget."""
+    """Plots accuracy on an evaluation set by budget, with a curve per arm and swept value."""
     series = []
     for variant, points in zip(variants, _by_budget(results, task, name, variants)):
-        series.append(accuracies(looks[variant.key], points, points.values()))
+        series.append(accuracies(styles[variant.key], points, points.values()))
     return Chart(task.label, series, budget_axis(task.budgets), _ACCURACY)
 
 
@@ -188,8 +188,8 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
     """Yields Fig. 1a of the paper: accuracy against tokens used, and tokens used per budget."""
-    looks = looks_of(study)
-    rows = [_efficiency_charts(results, study, task, looks) for task in study.tasks]
+    styles = styles_of(study)
+    rows = [_efficiency_charts(results, study, task, styles) for task in study.tasks]
     yield StudyFigure(
         name="efficiency",
         title="Accuracy against tokens really used",
@@ -201,7 +201,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 
 
 def _efficiency_charts(
-    results: Results, study: Study, task: Task, looks: Mapping[str, Series]
+    results: Results, study: Study, task: Task, styles: Mapping[str, Series]
 ) -> list[Chart]:
     """Plots accuracy against tokens used, and thinking tokens used against the budget."""
     variants = study.variants()
@@ -218,14 +218,14 @@ def _efficiency_charts(
     for variant, gains, total_tokens, thinking_tokens in columns:
         if not gains:
             continue
-        look = looks[variant.key]
+        style = styles[variant.key]
         costs = [estimate["mean"] for estimate in total_tokens.values()]
         free_points = results["free_curves"].get(task.id)
         if free_points and variant.arm == study.before:
-            accuracy_series.append(free_series(look, free_points))
+            accuracy_series.append(free_series(style, free_points))
         else:
-            accuracy_series.append(accuracies(look, costs, gains.values()))
-        thinking_series.append(_thinking_series(look, thinking_tokens, floor))
+            accuracy_series.append(accuracies(style, costs, gains.values()))
+        thinking_series.append(_thinking_series(style, thinking_tokens, floor))
     if accuracy_series:
         points = [point for series in accuracy_series for point in zip(series.x, series.y)]
         x, y = stepped(*zip(*pareto_front(points)))
@@ -256,12 +256,12 @@ def _efficiency_charts(
 
 
 def _thinking_series(
-    look: Series, by_budget: Mapping[float, EstimateRecord], floor: float
+    style: Series, by_budget: Mapping[float, EstimateRecord], floor: float
 ) -> Series:
     """Creates the series of thinking tokens used per budget, without means of 0.
 
     Args:
-      look: the style of the series.
+      style: the style of the series.
       by_budget: estimates of the thinking tokens, by x coordinate.
       floor: the lower ends of intervals are clipped to half of this value, because a logarithmic
         axis cannot show 0.
@@ -276,25 +276,25 @@ def _thinking_series(
         x.append(budget)
         y.append(estimate["mean"])
         ends.append((max(low, floor / 2), high))
-    return replace(look, x=x, y=y, ends=ends)
+    return replace(style, x=x, y=y, ends=ends)
 
 
 # Differences --------------------------------------------------------------------------------------
 
 
 def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 3b of the paper: the difference from the reference arm per difficulty level."""
+    """Yields Fig. 3b of the paper: differences in accuracy from the reference arm by difficulty."""
     if not study.references:
         return
-    looks = looks_of(study)
-    groups = panel_groups(study, looks)
+    styles = styles_of(study)
+    groups = panel_groups(study, styles)
     rows: list[Sequence[Chart]] = []
     for task in study.tasks:
         columns = []
         for budget in study.focus_budgets(task):
             by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
             title = panel_title(task, budget)
-            charts = [_level_chart(title, by_variant, group, looks) for group in groups]
+            charts = [_level_chart(title, by_variant, group, styles) for group in groups]
             columns.append(alike(charts))
         rows += zip(*columns)
     reference = study.arm(study.references[0]).name
@@ -311,15 +311,18 @@ def _level_chart(
     title: str,
     by_variant: Mapping[str, Any],
     variants: Sequence[Variant],
-    looks: Mapping[str, Series],
+    styles: Mapping[str, Series],
 ) -> Chart:
-    """Plots the differences of some variants from the reference arm per difficulty level.
+    """Plots differences in accuracy from the reference arm by difficulty level.
+
+    Each curve is a variant: an arm (a method with its settings) at one of its swept values. The
+    reference arm is the one that the others are compared with.
 
     Args:
       title: title of the chart.
       by_variant: results of `effects.difficulty`, by variant key and by level.
       variants: the variants to plot.
-      looks: style of each variant, by its key.
+      styles: style of each variant, by its key.
     """
     levels = sorted({int(level) for by_level in by_variant.values() for level in by_level})
     differences: dict[str, dict[int, Any]] = {}
@@ -340,7 +343,7 @@ def _level_chart(
         y, ends = _points(by_level.values())
         series.append(
             replace(
-                looks[key],
+                styles[key],
                 x=x,
                 y=y,
                 ends=ends,
@@ -468,7 +471,7 @@ def _forest(
 
 
 def sweep_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 4 and Table 4 of the paper: accuracy against the swept value."""
+    """Yields Fig. 4 and Table 4 of the paper: accuracy by the value of a setting that is varied."""
     for sweep in study.sweeps():
         columns = []
         for task in study.tasks:
@@ -484,7 +487,7 @@ def sweep_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 
 
 def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budget: str) -> Chart:
-    """Plots accuracy against the swept value at one budget.
+    """Plots accuracy at one budget against the value of the setting that a sweep varies.
 
     Numeric values are placed at their position on the axis. Otherwise the values are placed at
     equal distances.
@@ -493,7 +496,7 @@ def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budge
     x_of_value = {}
     for index, value in enumerate(sweep.values):
         x_of_value[value] = float(value) if are_numbers else float(index)
-    looks = looks_of(study)
+    styles = styles_of(study)
     series = []
     for arm in study.sweeps()[sweep]:
         points = {}
@@ -502,7 +505,7 @@ def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budge
             estimate = estimate_of(results, task, task.main, variant, budget)
             if estimate:
                 points[x] = estimate
-        series.append(accuracies(looks[arm.id], points, points.values()))
+        series.append(accuracies(styles[arm.id], points, points.values()))
     marks = []
     if sweep.default is not None:
         marks.append(Mark("x", x_of_value[sweep.default], "broad"))
@@ -521,7 +524,7 @@ def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budge
 
 def convergence_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
     """Yields Fig. 3a of the paper for each task: reward and held-out accuracy during training."""
-    looks = looks_of(study)
+    styles = styles_of(study)
     for task in study.tasks:
         curves = results["convergence"][task.id]["curves"]
         if not curves:
@@ -531,10 +534,10 @@ def convergence_figures(results: Results, study: Study) -> Iterator[StudyFigure]
             charts = []
             for axis, axis_label in _AXIS_NAMES.items():
                 series = []
-                for key, look in looks.items():
+                for key, style in styles.items():
                     by_axis = curves.get(key, {}).get(kind, {})
                     if axis in by_axis:
-                        series.append(replace(look, **band(by_axis[axis], scale)))
+                        series.append(replace(style, **band(by_axis[axis], scale)))
                 charts.append(Chart("", series, Axis(axis_label), Axis(unit)))
             rows.append(charts)
         yield StudyFigure(

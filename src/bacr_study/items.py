@@ -17,15 +17,15 @@ _MINUS = "−"
 def estimate_of(
     results: Results, task: Task, name: str, variant: Variant, budget: str, key: str = "accuracy"
 ) -> Mapping[str, Any] | None:
-    """Returns an estimate of a variant from results.json; None if it was not measured.
+    """Returns one result of a variant from results.json; None if it was not measured.
 
-    The estimate is a mean over seeds with sampled decoding.
+    The result is a mean over training seeds with sampled decoding, with its 95 % interval.
 
     Args:
       results: the contents of results.json.
       task: the task.
       name: the evaluation set.
-      variant: the arm, at one of its swept values.
+      variant: an arm (a method with its settings), at one of its swept values.
       budget: key of a budget, or `MEAN`.
       key: one of `cells.NUMBERS`.
     """
@@ -83,10 +83,10 @@ def sign_flip_item(entry: Mapping[str, Any]) -> Item:
 def training_columns(
     results: Results, task: Task, variants: Sequence[Variant]
 ) -> list[tuple[str, Sequence[Item]]]:
-    """Returns the columns of training that accompany the accuracies of a task.
+    """Returns the table columns about training that are shown next to the accuracies of a task.
 
     The columns are the number of updates, the number of failed runs, and the largest loss of
-    accuracy over all runs and budgets. A column is left out if it is not known for any variant.
+    accuracy over all runs and budgets. A column is left out if its numbers are not known.
 
     Returns:
       The heading and the entries of each column.
@@ -113,7 +113,7 @@ def training_columns(
 
 
 def updates_item(cost: Mapping[str, Any]) -> Item:
-    """Formats the mean number of updates; a dash if it is not known or the arm is untrained."""
+    """Formats the mean number of optimizer updates; a dash if it is unknown or 0."""
     if "updates" not in cost or cost["updates"]["mean"] == 0:
         return NONE
     mean = cost["updates"]["mean"]
@@ -150,7 +150,7 @@ def simultaneous_item(entry: Mapping[str, Any]) -> Item:
 
 
 def differs_by_mode(entry: Mapping[str, Any]) -> bool:
-    """True if a difference between two arms depends on the decoding mode.
+    """True if the difference in accuracy between two methods depends on the decoding mode.
 
     This is the case if the sampled and the greedy difference differ significantly from each other,
     or if both are significant with opposite signs.
@@ -260,7 +260,11 @@ def _printed(item: Item) -> str:
 def significance_marks(
     results: Results, study: Study, view: str, task: Task, variant: Variant, budget: str
 ) -> str:
-    """Returns the marks of the reference arms from which a variant differs (Holm p < .05)."""
+    """Returns a mark such as † for each reference arm from which a variant differs (Holm p < .05).
+
+    A variant is an arm (a method with its settings) at one of its swept values. Reference arms are
+    the ones that the others are compared with.
+    """
     marks = ""
     where = (view, task.id, budget, variant.key)
     for reference, mark in zip(study.references, MARKS):
@@ -282,7 +286,8 @@ def significance_marks(
 def marks_caption(study: Study) -> str:
     """Returns a sentence that explains the marks of `significance_marks`.
 
-    The sentence starts with a space. It is empty if the study has no reference arms.
+    The sentence starts with a space. It is empty if the study names no methods that the others are
+    compared with.
     """
     meanings = [
         f"{mark} differs from {study.arm(reference).name}"
@@ -303,7 +308,7 @@ def shown_parts(study: Study) -> str:
 
 
 def variant_name(study: Study, variant: Variant) -> str:
-    """Returns the arm's name, followed by the swept value if there is one."""
+    """Returns the name of an arm (a method with its settings), followed by its swept value."""
     name = study.arm(variant.arm).name
     if variant.value is None:
         return name
@@ -311,12 +316,16 @@ def variant_name(study: Study, variant: Variant) -> str:
 
 
 def row_name(study: Study, variant: Variant) -> str:
-    """Returns the name of a variant in table rows: its name and the arm's remark."""
+    """Returns the label of a variant's table row, with the remark "paper's row" if it has one.
+
+    A variant is an arm (a method with its settings) at one swept value. The remark marks arms that
+    the paper's table contains.
+    """
     name = variant_name(study, variant)
     mark = study.arm(variant.arm).mark
     return f"{name} ({mark})" if mark else name
 
 
 def row_names(study: Study) -> dict[str, str]:
-    """Returns the row name of every variant, by variant key."""
+    """Returns the label of every variant's table row (`row_name`), by the key of the variant."""
     return {variant.key: row_name(study, variant) for variant in study.variants()}

@@ -29,13 +29,13 @@ _NOT_IN_STUDIES = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study, which produces one cell.
+    """A run of a study: one task, one method with its settings, and one seed.
 
     Attributes:
       study_folder: the study's folder, which contains `cells/`, `logs/` and `configs/`. All studies
         share the folders `runs/`, `warmups/` and `compiled/` next to it.
       task: id of the task.
-      variant: the arm, at one of its swept values.
+      variant: an arm (a method with its settings), at one of its swept values.
       seed: the seed.
       config: the resolved config, including the run folder and the warm-up folder.
     """
@@ -48,7 +48,7 @@ class PlannedRun:
 
     @property
     def id(self) -> str:
-        """Returns the id of the run's cell."""
+        """Returns the run's id, which is also the name of the file with its results."""
         return cell_id(self.task, self.variant, self.seed)
 
     @property
@@ -94,7 +94,7 @@ class PlannedRun:
         return self.study_folder / "logs" / f"{self.id}.log"
 
     def has_cells(self, study: Study) -> bool:
-        """True if the cells of the run and of all majority votes over its samples exist.
+        """True if the results of the run, and of all majority votes over its samples, are stored.
 
         Raises:
           UserError: if one of these cells was trained or evaluated with different settings.
@@ -116,7 +116,7 @@ class PlannedRun:
             cell = read_cell(path)
             stored = {"digest": cell.config_sha, **evaluated(cell, wanted)}
             differences = [
-                f"{key} {value} there, {wanted.get(key)} now"
+                f"{key}: {value} then, {wanted.get(key)} now"
                 for key, value in stored.items()
                 if value != wanted.get(key)
             ]
@@ -146,8 +146,8 @@ def settings_digest(config: Config) -> str:
     name. Folders, and keys that only affect how a run is displayed, are not
     hashed either.
     """
-    defaults = config_io.identity(Config())
-    settings = config_io.identity(config)
+    defaults = config_io.flatten(Config())
+    settings = config_io.identity(config_io.flatten(config))
     settings["output.dir"] = "."
     settings["output.report"] = True
     settings["warmup.dir"] = None
@@ -160,7 +160,7 @@ def settings_digest(config: Config) -> str:
 def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
     """Returns all runs of a study.
 
-    The seed is the outermost loop, so that early results cover all arms.
+    The seed is the outermost loop, so that early results cover all methods.
 
     Args:
       study: the study.
@@ -186,7 +186,7 @@ def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
 
 
 def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Config:
-    """Builds and checks the config of a variant on a task, without seed and folders."""
+    """Builds and checks the config of a run, without seed and folders."""
     sweep = study.sweep_of(arm)
     varied = sweep.settings[variant.value] if sweep else {}
     config = study.config_of(task.id, arm.id, varied)

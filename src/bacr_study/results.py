@@ -46,7 +46,7 @@ _NO_FACTS = Configured()
 
 
 def write_results(folder: Path, study: Study, facts: Configured = _NO_FACTS) -> list[Path]:
-    """Writes the report of a study's existing cells into the study's folder.
+    """Writes the report of a study into the study's folder, from the stored results of its runs.
 
     Args:
       folder: the study's folder.
@@ -139,7 +139,7 @@ def build_results(
 
 
 def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any]:
-    """Returns the row and problem counts of the generated sets that any cell was evaluated on."""
+    """Returns the numbers of rows and problems of all generated sets used in evaluations."""
     counts: dict[str, Any] = {}
     for (task, name), problems in facts.problems.items():
         cells_of_task = [cell for cell in cells if cell.task == task]
@@ -171,7 +171,7 @@ def _study_object(study: Study) -> dict[str, Any]:
 
 
 def _arm_object(arm: Arm) -> dict[str, Any]:
-    """Converts an arm to a JSON object for results.json."""
+    """Converts a method with its settings (an arm) to a JSON object for results.json."""
     return {
         "id": arm.id,
         "label": arm.label,
@@ -217,7 +217,7 @@ def _without(value: Any, names: Collection[str]) -> Any:
 
 
 def as_text(results: Mapping[str, Any]) -> str:
-    """Serializes results as JSON with one line for each cell, comparison and other entry.
+    """Serializes results as JSON with one line for each run, comparison and other entry.
 
     The file stays small, and a diff shows which entries changed.
     """
@@ -267,7 +267,7 @@ def _means(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _evaluated(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
-    """Returns all combinations of set, decoding mode and budget that any of the cells has.
+    """Returns all combinations of set, decoding mode and budget for which any run has results.
 
     The mean over budgets (`MEAN`) is included as an additional budget.
     """
@@ -308,14 +308,14 @@ def _costs(grid: Grid, task: Task, facts: Configured) -> dict[str, Any]:
 
 
 def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
-    """Lists each commit, set of package versions and machine with its number of cells.
+    """Lists each commit, set of package versions and machine with its number of runs.
 
     The range of dates is included as well.
     """
     lines = {}
     for key in ("commit", "versions", "machine"):
         counts = collections.Counter(_provenance_text(cell, key) for cell in cells)
-        lines[key] = [f"{text} ({count} cells)" for text, count in counts.items()]
+        lines[key] = [f"{text} ({count} runs)" for text, count in counts.items()]
     dates = sorted({_provenance_text(cell, "date") for cell in cells})
     if len(dates) > 1:
         dates = [f"{dates[0]} to {dates[-1]}"]
@@ -324,7 +324,7 @@ def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
 
 
 def _provenance_text(cell: Cell, key: str) -> str:
-    """Formats a field of a cell's provenance as text. Package versions are joined by commas."""
+    """Formats one field of a run's provenance as text. Package versions are joined by commas."""
     value = cell.provenance.get(key, "unknown")
     if isinstance(value, dict):
         versions = [f"{name} {version}" for name, version in sorted(value.items())]
@@ -337,23 +337,23 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     missing = len(results["missing"])
     if missing:
         yield (
-            f"{missing} of {missing + len(results['cells'])} cells are missing: what is shown of a "
-            "method is over the seeds that it has, and not over the same for all"
+            f"the results of {missing} of {missing + len(results['cells'])} runs are missing, so "
+            "the means of different methods may be over different seeds"
         )
     if len(study.seeds) == 1:
         yield (
-            "one seed: intervals and tests are over problems only, and say nothing about other "
-            "trainings"
+            "one seed: intervals and tests are over problems only, and do not show how much other "
+            "training runs would differ"
         )
     elif len(study.seeds) == 2:
-        yield "two seeds: intervals are wide, and their 95 % only roughly right"
+        yield "two seeds: intervals are wide, and their level of 95 % is only approximate"
     for task, sets in results["problems"].items():
         for name, counts in sets.items():
             if counts["distinct_problems"] < counts["rows"]:
                 yield (
-                    f"{study.task(task).label}: {counts['rows']:,} rows of {name} are "
-                    f"{counts['distinct_problems']:,} distinct problems, and tests take rows for "
-                    "problems"
+                    f"{study.task(task).label}: the {counts['rows']:,} rows of {name} contain only "
+                    f"{counts['distinct_problems']:,} distinct problems, but the tests treat each "
+                    "row as a different problem"
                 )
     plurals = {
         "commit": "commits",
@@ -363,7 +363,7 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     for key, plural in plurals.items():
         lines = results["provenance"][key]
         if len(lines) > 1:
-            yield f"cells come from {len(lines)} {plural}: {'; '.join(lines)}"
+            yield f"the runs are from {len(lines)} {plural}: {'; '.join(lines)}"
 
 
 _STYLE = """
@@ -420,7 +420,7 @@ def page(
 
 
 def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
-    """Yields sentences that report which arm has the highest accuracy on each task.
+    """Yields sentences that report which method has the highest accuracy on each task.
 
     There is one sentence each for the smallest budget, the largest budget and the mean over
     budgets. A lead is claimed only if the simultaneous interval of the difference excludes 0.
@@ -446,10 +446,11 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
 def _lead_entry(
     comparisons: Sequence[Mapping[str, Any]], where: tuple[str, str, str], ranking: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Returns the comparison that tests the lead of the most accurate arm; None if there is none.
+    """Returns the test of the most accurate method's lead over another, or None without a test.
 
-    If this arm is a reference, the arm with the second-highest accuracy was compared with it.
-    Otherwise it was compared with the references, of which the first is taken.
+    The study compares every method with a few references. If the most accurate method is a
+    reference, the result is its comparison with the method of the second-highest accuracy.
+    Otherwise, the result is its comparison with the first of the references.
 
     Args:
       comparisons: the comparisons of results.json.
@@ -468,7 +469,7 @@ def _lead_entry(
 
 
 def _claim(entry: Mapping[str, Any], best: str, names: Mapping[str, str]) -> str:
-    """Returns what a comparison shows about the lead of the most accurate arm.
+    """Returns what a comparison shows about the lead of the most accurate method, as text.
 
     Args:
       entry: comparison of this arm with a reference, or of another arm with this one.
@@ -490,7 +491,10 @@ def _claim(entry: Mapping[str, Any], best: str, names: Mapping[str, str]) -> str
 def _accuracies(
     results: Mapping[str, Any], task: Task, variants: Sequence[Variant], budget: str
 ) -> dict[str, float]:
-    """Returns the mean accuracy at a budget by variant key, for the variants that were measured."""
+    """Returns the mean accuracy of each variant that was measured at a budget, by variant key.
+
+    A variant is an arm (a method with its settings) at one of its swept values.
+    """
     accuracies = {}
     for variant in variants:
         estimate = estimate_of(results, task, task.main, variant, budget)

@@ -70,7 +70,7 @@ class Share:
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
-        """Context manager that pins this thread, and processes it starts, to the share's cores."""
+        """Context manager that restricts this thread and processes it starts to the run's cores."""
         if not hasattr(os, "sched_setaffinity"):
             # macOS does not provide this call, so runs are not pinned on macOS.
             yield

@@ -52,32 +52,38 @@ Value = str | float | int
 
 @dataclass(frozen=True)
 class Variant:
-    """An arm at one of its swept values; `value` is None if nothing is swept."""
+    """An arm (a method with its settings) at one of its swept values.
+
+    The field `value` is None if the arm varies no setting.
+    """
 
     arm: str
     value: Value | None = None
 
     @property
     def key(self) -> str:
-        """Returns the variant's name in results.json: `arm` or `arm.value`."""
+        """Returns the name that identifies the variant in results.json: `arm` or `arm.value`."""
         if self.value is None:
             return self.arm
         return f"{self.arm}.{self.value}"
 
 
 def cell_id(task: str, variant: Variant, seed: int) -> str:
-    """Returns `task.arm.seed`, or `task.arm.value.seed` if the variant has a swept value."""
+    """Returns the id of a run's results: `task.arm.seed`, or `task.arm.value.seed`.
+
+    The id contains `value` if the arm (a method with its settings) varies a setting.
+    """
     return f"{task}.{variant.key}.{seed}"
 
 
 def cell_path(folder: Path, id_: str) -> Path:
-    """Returns the path of a cell's file in a study's folder."""
+    """Returns the path of the file with a run's results (its cell), in a study's folder."""
     return folder / "cells" / f"{id_}.json"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting that is varied within an arm.
+    """A setting that is varied: each of its values is trained with an otherwise equal config.
 
     Attributes:
       key: the config key that is varied, or a name for several keys that vary together.
@@ -183,22 +189,27 @@ class Task:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation settings of finished runs. They are the same for all arms and seeds."""
+    """Evaluation settings of finished runs. They are the same for all methods and seeds."""
 
-    samples: int = setting(4, "answers per problem and budget, beside the greedy one", SAMPLES)
-    size: int | None = setting(None, "problems per set; null: all", "[1, inf)")
-    temperature: float = setting(1.0, "of the samples", "(0, inf)")
-    top_p: float = setting(1.0, "nucleus of the samples", "(0, 1]")
-    slots: int = setting(64, "rows decoded together", "[1, inf)")
-    seed: int = setting(0, "chooses problems (and makes those of a procedural set)", SEEDS)
+    samples: int = setting(
+        4, "sampled answers per problem and budget, in addition to one greedy answer", SAMPLES
+    )
+    size: int | None = setting(None, "number of problems per set; null: all problems", "[1, inf)")
+    temperature: float = setting(1.0, "temperature of sampled answers", "(0, inf)")
+    top_p: float = setting(1.0, "top-p of sampled answers", "(0, 1]")
+    slots: int = setting(64, "number of traces that are decoded together", "[1, inf)")
+    seed: int = setting(
+        0, "seed that selects the problems, and generates the problems of a procedural set", SEEDS
+    )
     cut_every: int | None = setting(
         None,
-        "truncation points of the policy before training (arm `before`), a multiple of this number "
-        "of tokens each; null: its accuracy is known at the task's budgets only",
+        "number of tokens between two truncation points at which the policy before training (arm "
+        "`before`) is evaluated; null: evaluated at the task's budgets only",
         "[1, inf)",
     )
     swap: bool = setting(
-        False, "evaluate trained arms at every pair of a budget as input and a truncation"
+        False,
+        "evaluate trained policies for every pair of a budget as input and a truncation point",
     )
 
 
@@ -263,7 +274,7 @@ class Study:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Returns the reference arms that are among the study's chosen arms."""
+        """Returns the ids of the chosen arms (methods) that the others are compared with."""
         chosen_arms = [arm.id for arm in self.arms]
         return tuple(name for name in self.reference if name in chosen_arms)
 
@@ -276,14 +287,14 @@ class Study:
         return next(task for task in self.tasks if task.id == id_)
 
     def samples_of(self, arm: Arm) -> int:
-        """Returns the number of sampled responses per problem when an arm is evaluated."""
+        """Returns the number of sampled responses per problem in evaluations of an arm (method)."""
         return self.evaluation.samples if arm.samples is None else arm.samples
 
     def asked(self, task: str, arm: str) -> dict[str, Any]:
-        """Returns the evaluation settings that affect the results of an arm on a task.
+        """Returns the evaluation settings that affect the results of an arm (a method) on a task.
 
-        Cells store these settings. The number of slots is left out because it only affects the
-        speed.
+        These settings are stored with the results. The number of slots is left out because it only
+        affects the speed.
         """
         settings: dict[str, Any] = dict(vars(self.evaluation))
         settings["samples"] = self.samples_of(self.arm(arm))
@@ -297,7 +308,10 @@ class Study:
         return settings
 
     def vote_numbers(self, variant: Variant) -> list[Variant]:
-        """Returns the variants that are majority votes over the samples of a variant's runs."""
+        """Returns the variants that are majority votes over the samples of a variant's runs.
+
+        A variant is an arm (a method with its settings) at one of its swept values.
+        """
         return [Variant(arm.id, variant.value) for arm in self.arms if arm.of == variant.arm]
 
     def sweep_of(self, arm: Arm) -> Sweep | None:
@@ -305,7 +319,7 @@ class Study:
         return arm.sweep or self.sweep
 
     def sweeps(self) -> dict[Sweep, list[Arm]]:
-        """Returns every sweep with the arms that it applies to."""
+        """Returns every sweep (a setting that is varied), with the arms (methods) that vary it."""
         arms_by_sweep: dict[Sweep, list[Arm]] = {}
         for arm in self.arms:
             sweep = self.sweep_of(arm)
@@ -314,7 +328,10 @@ class Study:
         return arms_by_sweep
 
     def variants(self) -> list[Variant]:
-        """Returns the variants of all arms, in the order of the study file."""
+        """Returns all variants, in the order of the study file.
+
+        A variant is an arm (a method with its settings) at one of its swept values.
+        """
         return [variant for arm in self.arms for variant in self.variants_of(arm)]
 
     def variants_of(self, arm: Arm) -> list[Variant]:
@@ -325,13 +342,16 @@ class Study:
         return [Variant(arm.id, value) for value in sweep.values]
 
     def focus_budgets(self, task: Task) -> list[str]:
-        """Returns the keys of a task's budgets in focus, followed by `MEAN`."""
+        """Returns the keys of the budgets that the study lists in `focus`, followed by `MEAN`.
+
+        Without `focus`, the only budget is the second-smallest one of the task.
+        """
         second_smallest = task.budgets[min(1, len(task.budgets) - 1)]
         budgets = self.focus or (second_smallest,)
         return [*map(str, budgets), MEAN]
 
     def cell_ids(self) -> Iterator[str]:
-        """Yields the ids of all cells, ordered by task, variant and seed."""
+        """Yields the ids of all runs' results, ordered by task, variant and seed."""
         combinations = itertools.product(
             self.tasks,
             self.variants(),

@@ -44,7 +44,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference between arms, with its 95 % interval and its test against 0.
+    """A difference in accuracy between methods, with its 95 % interval and its test against 0.
 
     Attributes:
       difference: the difference.

@@ -161,9 +161,10 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
 
 
 def _without_unchosen_contrasts(study: Study) -> Study:
-    """Returns the study without contrasts of arms that the command line did not select.
+    """Removes the named comparisons (contrasts) with arms that the command line did not select.
 
-    The view `contrasts` is removed if no contrast remains.
+    An arm is a method with its settings. The view `contrasts` is removed from the study if no
+    contrast remains.
     """
     chosen_arms = {arm.id for arm in study.arms}
     contrasts = {}
@@ -332,9 +333,7 @@ def _number_text(bounds: str) -> str:
 
 
 def _checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
-    """Yields the checks of a study.
-
-    Each check may assume that all checks before it have passed.
+    """Yields the checks of a study. Each may assume that the checks before it have passed.
 
     Args:
       study: the study.
@@ -368,7 +367,7 @@ def _number_checks(study: Study) -> Iterator[_Check]:
 
 
 def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
-    """Yields the checks of fields that refer to arms, and of config keys."""
+    """Yields the checks of fields that contain ids of arms (methods), and of config keys."""
     for name, keys in study.own.items():
         yield name in arms_of_file, "own", name, any_of(arms_of_file)
         yield isinstance(keys, Mapping), f"own.{name}", keys, "a mapping of config keys"
@@ -391,7 +390,7 @@ def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
 
 
 def _unswept_arms(study: Study) -> list[str]:
-    """Returns the ids of the arms that no sweep applies to."""
+    """Returns the ids of the arms (methods with their settings) that no sweep applies to."""
     return [arm.id for arm in study.arms if study.sweep_of(arm) is None]
 
 
@@ -429,7 +428,11 @@ def _task_checks(study: Study, task: Task) -> Iterator[_Check]:
 
 
 def _arm_checks(study: Study, arm: Arm) -> Iterator[_Check]:
-    """Yields the checks of an arm's label, parts and sweep."""
+    """Yields the checks of an arm's label, parts and sweep.
+
+    An arm is a method with its settings. Parts are the parts of BACR that it enables in an
+    ablation. A sweep is a setting that it varies.
+    """
     where = f"arms.{arm.id}"
     first_of_label = next(
         other for other in study.arms if (other.name, other.sweep) == (arm.name, arm.sweep)
@@ -446,11 +449,14 @@ def _arm_checks(study: Study, arm: Arm) -> Iterator[_Check]:
 
 
 def _vote_checks(study: Study, arm: Arm, matched_votes: dict[str | None, int]) -> Iterator[_Check]:
-    """Yields the checks of an arm's samples, and of its votes over another arm's samples.
+    """Yields the checks of an arm's number of samples, and of its majority votes if it has any.
+
+    An arm is a method with its settings. An arm of majority votes has no runs: it votes over the
+    sampled responses of another arm (field `of`).
 
     Args:
       study: the study.
-      arm: the arm.
+      arm: the arm to check.
       matched_votes: number of votes of the `matched_total` arms checked so far, by the arm whose
         samples vote. The number of this arm is added, because all such arms must agree.
     """

@@ -46,7 +46,7 @@ def write_table(folder: Path, table: Table) -> list[Path]:
 
 
 def tables_of(results: Results, study: Study) -> list[Table]:
-    """Returns the tables of the study's views, in the order in which study.html shows them."""
+    """Returns the tables of all kinds of results in the study, in the order of study.html."""
     tables_of_view: Mapping[str, Callable[[Results, Study], Iterator[Table]]] = {
         "accuracy": accuracy_tables,
         "hard": functools.partial(accuracy_tables, hard=True),
@@ -80,7 +80,7 @@ def tables_of(results: Results, study: Study) -> list[Table]:
 
 
 def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> Iterator[Table]:
-    """Yields Table 1 or Table 2 of the paper: the accuracy of each arm by task and budget.
+    """Yields Table 1 or Table 2 of the paper: the accuracy of each method by task and budget.
 
     Args:
       results: the contents of results.json.
@@ -199,7 +199,7 @@ def _ranked_accuracies(
 
 
 def failure_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of failed runs per arm, if the study counts failed runs."""
+    """Yields the table of failed runs per method, if the study counts failed runs."""
     names = items.row_names(study)
     rows: list[list[Item]] = []
     for task in study.tasks:
@@ -308,7 +308,7 @@ def _effects_table(by_budget: Results, task: Task) -> Table:
 
 
 def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields Table 4 and the numbers of Fig. 4 of the paper: each arm by swept value."""
+    """Yields Table 4 and the numbers of Fig. 4 of the paper: results by the value of a setting."""
     for task, (sweep, arms) in itertools.product(study.tasks, study.sweeps().items()):
         names = [items.row_name(study, Variant(arm.id)) for arm in arms]
         rows: list[list[Item]] = []
@@ -342,7 +342,10 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
 def _training_rows(
     results: Results, study: Study, task: Task, sweep: Sweep
 ) -> Iterator[tuple[Item, ...]]:
-    """Yields a row for each arm and each of `items.training_columns`, by swept value."""
+    """Yields table rows with numbers of the training runs, one column per swept value.
+
+    There is a row for each arm (method) and each of `items.training_columns`.
+    """
     for arm in study.sweeps()[sweep]:
         variants = [Variant(arm.id, value) for value in sweep.values]
         for heading, column in items.training_columns(results, task, variants):
@@ -352,10 +355,12 @@ def _training_rows(
 def _difference_rows(
     results: Results, study: Study, task: Task, budget: str, sweep: Sweep
 ) -> Iterator[tuple[Item, ...]]:
-    """Yields rows of differences by swept value for each arm that the sweep applies to.
+    """Yields table rows with an arm's differences in accuracy, one column per swept value.
 
-    An arm has one row per reference arm, compared at the same swept value, and one row compared
-    with the sweep's default value. Rows without any difference are left out.
+    An arm is a method with its settings, and a sweep varies one of the settings. Each arm that the
+    sweep applies to is compared with every reference arm at the same swept value, and with itself
+    at the sweep's default value. Each comparison is one row. Rows without any difference are left
+    out.
     """
     entries = {}
     for entry in results["comparisons"]:
@@ -380,7 +385,10 @@ def _difference_rows(
 
 
 def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields Fig. 3b of the paper as tables: differences from the reference arm by level."""
+    """Yields Fig. 3b of the paper as tables: differences in accuracy by difficulty level.
+
+    The differences are from the reference arm, the first method that the others are compared with.
+    """
     for task in study.tasks:
         by_budget = results["difficulty"].get(task.id, {})
         for budget, by_variant in by_budget.items():
@@ -473,7 +481,10 @@ def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _time_items(record: Mapping[str, Any]) -> list[Item]:
-    """Formats the time until a level is reached, and its ratio to the reference arm."""
+    """Formats the time until an accuracy is reached, and its ratio to the reference arm's time.
+
+    The reference arm is the method that the others are compared with.
+    """
     time = record["time"]
     ratio = record["ratio"]
     digits = 1 if time and time["mean"] < 100 else 0
@@ -488,7 +499,7 @@ def _time_items(record: Mapping[str, Any]) -> list[Item]:
 
 
 def arm_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of updates, entropy coefficient, learning rate and tokens of each arm.
+    """Yields the table of each method's updates, entropy coefficient, learning rate and tokens.
 
     Yields nothing if the settings of the runs are not known.
     """
@@ -518,7 +529,7 @@ def arm_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _training_items(cost: Mapping[str, Any]) -> list[Item]:
-    """Returns an arm's entries in the columns `_TRAINING`; dashes if it was not trained.
+    """Returns a method's entries in the table columns `_TRAINING`; dashes if it was not trained.
 
     Args:
       cost: the arm's object under `costs` in results.json.
@@ -537,7 +548,7 @@ def _training_items(cost: Mapping[str, Any]) -> list[Item]:
 
 
 def cost_table(results: Results, study: Study) -> Table:
-    """Creates the table of training steps, generated tokens and wall-clock seconds per arm."""
+    """Creates the table of training steps, generated tokens and wall-clock seconds per method."""
     names = items.row_names(study)
     rows: list[list[Item]] = []
     for task in study.tasks:

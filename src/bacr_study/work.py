@@ -1,4 +1,4 @@
-"""Trains and evaluates one run of a study, and stores its results as cells.
+"""Trains and evaluates one run of a study, and stores its results as a file (a cell).
 
 Training and evaluation use the regular commands `train` and `evaluate`.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import NEWEST, STOPPED
-from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets
@@ -50,7 +50,7 @@ GradedSets = Mapping[str, Mapping[EvalSetting, Graded]]
 
 
 def run_one(study: Study, run: PlannedRun) -> int:
-    """Trains and evaluates one run and writes its cells. Does nothing if they already exist.
+    """Trains and evaluates one run and stores its results. Does nothing if they already exist.
 
     A run that was interrupted is resumed.
 
@@ -78,7 +78,7 @@ def run_one(study: Study, run: PlannedRun) -> int:
 
 
 def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
-    """Trains a run unless it is already trained, evaluates it and writes its cells.
+    """Trains a run unless it is already trained, evaluates it and stores its results.
 
     Returns:
       The exit code; see `run_one`.
@@ -146,7 +146,7 @@ def _has_budget_input(run: PlannedRun) -> bool:
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:
-    """Computes the numbers that a cell stores for one evaluation set, decoding mode and budget.
+    """Computes the numbers that are stored for one evaluation set, decoding mode and budget.
 
     All numbers are means over problems and samples, except for `correct`, which has one digit per
     problem: its number of correct samples.
@@ -182,7 +182,7 @@ def read_graded(out: Path, task: Task) -> GradedSets:
 
 
 def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
-    """Returns the field `sets` of the cell of a Self-Consistency arm.
+    """Returns the results of majority votes (Self-Consistency), as the field `sets` of a `Cell`.
 
     Votes do not have per-problem results, so `correct` is None.
 
@@ -213,7 +213,7 @@ def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
 
 
 def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
-    """Returns the fields of a cell that contain results.
+    """Returns the fields of a `Cell` that contain results.
 
     The fields are `sets`, `truncated`, `problems_digest`, `levels_of` and `samples`.
 
@@ -327,7 +327,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
-    """Writes the cell of a run and the cells of the votes over its samples.
+    """Stores the results of a run, and of the majority votes over its samples, as files (cells).
 
     Args:
       study: the study.
@@ -353,7 +353,7 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
 
 
 def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
-    """Builds the cell of a run from its run folder and its graded answers."""
+    """Builds the stored results of a run from its run folder and its graded answers."""
     folder = RunPaths(run.folder)
     summary = read_object(folder.summary)
     has_schedule = (
@@ -381,7 +381,7 @@ def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
 
 
 def _provenance(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Returns the commit, the package versions, the machine and the date for a cell."""
+    """Returns the commit, package versions, machine and date that are stored with the results."""
     cpu = f"{platform.machine()}, {os.cpu_count()} cores"
     return {
         "commit": commit(),

@@ -220,7 +220,7 @@ BAD_CONFIGS = [
     ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights: found 2 weights for cuts.count=4"),
     ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: the weights sum to 2"),
     ({"curriculum": {"mu0": (1.0, 2.0)}}, "curriculum.mu0: found 2 values for data.num_groups=4"),
-    ({"warmup": {"style": "steps"}}, "warmup.style=steps: data.ledger.variant=redundant teaches"),
+    ({"warmup": {"style": "steps"}}, "warmup.style=steps: the accuracy of a single style"),
     ({"warmup": {"style_accuracy": (0.9, 0.5)}}, "found [0.9, 0.5]; use [low, high]"),
     (
         {"rollout": {"questions": 10}, "train": {"minibatches": 4}},
@@ -239,7 +239,7 @@ BAD_CONFIGS = [
     ),
     (
         {"eval": {"budgets": (300,), "cut_every": 1}},
-        "makes 300 cuts of 300 tokens; set it to 2 or more",
+        "results in 300 truncation points below 300 tokens; set it to 2 or more",
     ),
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in increasing order: [8, 64]"),
     (

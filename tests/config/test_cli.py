@@ -72,7 +72,7 @@ def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
     [
         ("", "no policy; pass --run DIR or --model HFDIR"),
         ("--run a --model b", "no policy; pass --run DIR or --model HFDIR"),
-        ("--model b --step 3", "only a run has steps"),
+        ("--model b --step 3", "only a run has checkpoints"),
         ("--run a --download", "a run contains its weights; leave the option out"),
         ("--run a --step -3", "expected the number of a step, best or newest, but found '-3'"),
         ("--run a --step 3.5", "expected the number of a step, best or newest, but found '3.5'"),

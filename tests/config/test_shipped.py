@@ -56,7 +56,7 @@ def test_a_name_and_overlays_are_read_in_their_order():
 def test_a_name_that_could_mean_a_file_here_is_refused(elsewhere, own):
     (elsewhere / own).write_text("seed: 7")
     with pytest.raises(
-        UserError, match=rf"^quickstart: found the file {own} here, and .*; use"
+        UserError, match=rf"^quickstart: this is .* but also of the file {own} in .*; use"
     ) as e:
         config_io.load(["quickstart"])
     # Both are what the message says.
@@ -118,8 +118,8 @@ def test_overlays_alone_are_refused(written):
     with pytest.raises(UserError) as error:
         shipped.check_overlays([written])
     assert str(error.value) == (
-        f"--config {written} sets only the method and needs a config before it; pass --config "
-        f"quickstart --config {written}"
+        f"--config {written} sets only the method, and no other config is given; pass "
+        f"another config first, for example --config quickstart --config {written}"
     )
     shipped.check_overlays(["quickstart", written])
     shipped.check_overlays(["mine.yaml"])

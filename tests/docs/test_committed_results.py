@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import stdtrit
+from scipy.stats import binomtest
 
+from bacr_jax.evaluation.decline import accuracy_declined
 from bacr_jax.report import figures
 from bacr_study.statistics import crossed_test
 
@@ -263,18 +265,77 @@ def test_packed_runs_are_the_same_bytes_and_have_no_path_of_a_machine(tmp_path):
     }
 
 
+def shown_losses(after, before):
+    """Budgets with a loss by an exact sign test over the same problems (one-sided, .025 / 4)."""
+    budgets = []
+    for budget, entry in after.items():
+        pairs = list(zip(before[budget]["correct"], entry["correct"], strict=True))
+        lost = pairs.count(("1", "0"))
+        won = pairs.count(("0", "1"))
+        if lost and binomtest(lost, lost + won, alternative="greater").pvalue < 0.025 / 4:
+            budgets.append(budget)
+    return budgets
+
+
 def test_the_page_of_stability_has_every_finished_run():
     page = (ROOT / "docs" / "studies" / "stability.md").read_text()
     labels = {
         "shipped": "as shipped",
         "by-budget": "running means by budget",
         "bounded-update": "KL of an update at most .02",
+        "bounded-by-budget": "both",
     }
-    trained = [cell for cell in cells("stability-unfinished") if cell["arm"] != "untrained"]
-    assert page.count("| yes") + page.count("| no |") == len(trained)
-    for cell in trained:
-        (of_set,) = cell["sets"].values()
-        budgets = [of_set["greedy"][budget] for budget in ("12", "20", "28", "48")]
-        accuracy = ", ".join(f"{100 * entry['accuracy']:.0f}" for entry in budgets)
-        warmup = cell["task"].removeprefix("warm")
-        assert f"| {labels[cell['arm']]} | {warmup}, {cell['seed']} | {accuracy} |" in page
+    entries_of = {
+        (cell["task"], cell["arm"], cell["seed"]): next(iter(cell["sets"].values()))["greedy"]
+        for cell in cells("stability-unfinished")
+    }
+    before_of = {
+        task: entries for (task, arm, _), entries in entries_of.items() if arm == "untrained"
+    }
+    trained = {key: entries for key, entries in entries_of.items() if key[1] != "untrained"}
+    rows = [line for line in page.splitlines() if line.endswith(("| yes |", "| no |"))]
+    assert len(rows) == len(trained)
+    for (task, arm, seed), entries in trained.items():
+        accuracy = ", ".join(f"{100 * entries[budget]['accuracy']:.0f}" for budget in entries)
+        warmup = task.removeprefix("warm")
+        (row,) = [row for row in rows if row.startswith(f"| {labels[arm]} | {warmup}, {seed} |")]
+        before = before_of[task]
+        failed = any(
+            accuracy_declined(before[budget]["accuracy"], entry["accuracy"], 150)
+            for budget, entry in entries.items()
+        )
+        is_shown = shown_losses(entries, before) != []
+        assert f"| {accuracy} | {'yes' if failed else 'no'} |" in row, row
+        assert row.endswith("| yes |" if is_shown else "| no |"), row
+
+
+@pytest.mark.parametrize(
+    ("arm", "label"),
+    [("bacr-robust", "0: `bacr-robust`"), ("self-distill-tenth", ".1"), ("self-distill", "1")],
+)
+def test_the_distill_page_has_the_accuracies_and_updates(arm, label):
+    runs = {
+        task: [cell for cell in cells("distill-cpu") if (cell["task"], cell["arm"]) == (task, arm)]
+        for task in ("redundant", "tradeoff")
+    }
+    assert [len(of_task) for of_task in runs.values()] == [5, 5]
+
+    def entries(task):
+        return [run["sets"]["ledger"]["sampled"] for run in runs[task]]
+
+    def with_half(values):
+        half = stdtrit(4, 0.975) * np.std(values, ddof=1) / np.sqrt(5)
+        return f"{100 * np.mean(values):.0f} ± {100 * half:.0f}"
+
+    updates = [f"{np.mean([run['steps'] for run in of_task]):.0f}" for of_task in runs.values()]
+    means = [
+        with_half(
+            [np.mean([entry["accuracy"] for entry in of_run.values()]) for of_run in entries(task)]
+        )
+        for task in runs
+    ]
+    at_8 = with_half([of_run["8"]["accuracy"] for of_run in entries("tradeoff")])
+    thinking = np.mean([of_run["12"]["mean_thinking_tokens"] for of_run in entries("tradeoff")])
+    row = " | ".join([label, *updates, *means, at_8, f"{thinking:.1f}"])
+    page = (ROOT / "docs" / "studies" / "distill.md").read_text()
+    assert f"| {row} |" in page, row

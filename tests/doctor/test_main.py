@@ -38,8 +38,8 @@ def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
         (["--config", "quickstart", "budget.max=0"], "budget.max"),
         (["--device", "v100"], "use one of rtx-4090"),
         (["--seconds", "0"], "--seconds: found '0'"),
-        (["--write-overlay", "/nowhere/x.yaml"], "the file can't be written there"),
-        (["--write-overlay", "/proc/x.yaml"], "the file can't be written there"),
+        (["--write-overlay", "/nowhere/x.yaml"], "the file can't be written"),
+        (["--write-overlay", "/proc/x.yaml"], "the file can't be written"),
         (
             ["--out", "x", "--write-overlay", "./x"],
             "--write-overlay x is also the file of --out; use another",

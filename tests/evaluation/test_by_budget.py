@@ -51,14 +51,14 @@ def evaluate(monkeypatch):
         return found
 
     monkeypatch.setattr(decoders, "draw_samples", draw)
-    environment = SimpleNamespace(graded_like=lambda _: SimpleNamespace(grader=ExactGrader()))
+    task_data = SimpleNamespace(graded_like=lambda _: SimpleNamespace(grader=ExactGrader()))
     spec = RolloutSpec(preset("qwen2.5-0.5b"), max_thinking=16, answer_tokens=2, slots=4)
 
     def run(config=CONFIG, **options):
         decoder = Decoder(DecodeParams(None, (), None, None, None), spec, None, 16)
         how = {"config": config, "seed": 0, **options}
         return evaluate_set(
-            decoder, environment, PromptedQuestions(), jax.random.key(0), **how
+            decoder, task_data, PromptedQuestions(), jax.random.key(0), **how
         ), drawn
 
     return run

@@ -28,8 +28,16 @@ HERE = {"ours": {"questions": "abc", "problems": 4}}
 @pytest.mark.parametrize(
     ("sets", "modes", "says"),
     [
-        ({"other": HERE["ours"]}, {"greedy": [8]}, "has the sets other, not ours"),
-        ({"ours": {"questions": "x", "problems": 5}}, {"greedy": [8]}, "5 there, 4 here"),
+        (
+            {"other": HERE["ours"]},
+            {"greedy": [8]},
+            "was evaluated on other, but this evaluation is on ours",
+        ),
+        (
+            {"ours": {"questions": "x", "problems": 5}},
+            {"greedy": [8]},
+            "5 problems, and 4 in this evaluation",
+        ),
         (HERE, {"greedy": [16], "sampled": [8]}, r"found greedy \[16\]; sampled \[8\]"),
     ],
 )

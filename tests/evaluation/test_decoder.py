@@ -25,7 +25,7 @@ from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions.ledger import ledger_tokenizer
 from bacr_jax.runs import initial, setup
 from bacr_jax.runs.checkpoint import Checkpoints
@@ -67,13 +67,13 @@ def texts(tokenizer, prompts):
     ]
 
 
-def ask_once(environment, policy, params, config, phi_of=None):
+def ask_once(task_data, policy, params, config, phi_of=None):
     """Starts the evaluation inside a training run, up to the first prompts for the decoder."""
     with pytest.raises(KeyboardInterrupt):
         evaluate_set(
             Decoder(policy.decode_params(params), policy.evaluation, phi_of, 12),
-            environment,
-            environment.eval["ledger"],
+            task_data,
+            task_data.eval["ledger"],
             jax.random.key(0),
             config=config,
             seed=0,
@@ -113,9 +113,9 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
         checkpoints.save(1, {"train": {"policy": params}}, {})
         checkpoints.close()
     style = FORMATS["ledger_budget"]
-    environment = build_environment(resolve(settings).task, tokenizer, len(tokenizer), style=style)
-    ask_once(environment, policy, params, settings.eval)
-    environment.close()
+    task_data = build_task_data(resolve(settings).task, tokenizer, len(tokenizer), style=style)
+    ask_once(task_data, policy, params, settings.eval)
+    task_data.close()
     out = ["--out", str(tmp_path / "given")]
     assert evaluate.main(["--run", str(run), "--budgets", "12", *out]) == 130
     own = ["--out", str(tmp_path / "own"), "eval.budget_tag=declared"]
@@ -128,7 +128,7 @@ def test_a_runs_policy_is_given_each_budget_in_its_tag(tmp_path, asked, capsys):
     # What was sampled with a budget in the tag is not continued without it.
     capsys.readouterr()
     assert evaluate.main(["--run", str(run), *own[:2]]) == 2
-    assert "decoding.budget_tag (declared there, given now)" in capsys.readouterr().err
+    assert "decoding.budget_tag (declared in the folder, given now)" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -169,12 +169,12 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     policy = setup.make_policy(
         resolve(settings).policy, load_method(resolve(settings).method), len(tokenizer)
     )
-    environment = build_environment(resolve(settings).task, tokenizer, len(tokenizer))
+    task_data = build_task_data(resolve(settings).task, tokenizer, len(tokenizer))
     params = initial.initial_params(jax.random.key(0), policy, None)
     for budget in settings.eval.budgets:
         alone = dataclasses.replace(settings.eval, budgets=(budget,))
-        ask_once(environment, policy, params, alone, policy.phi_of(params))
-    environment.close()
+        ask_once(task_data, policy, params, alone, policy.phi_of(params))
+    task_data.close()
     for prompts, budget in zip(asked, settings.eval.budgets, strict=True):
         assert all(text.endswith(f"f{budget}<think>") for text in texts(tokenizer, prompts))
     # One width, so that nothing is compiled twice.
@@ -191,7 +191,7 @@ def test_any_model_can_be_told_in_words_by_the_command(english, tmp_path, asked,
     # What was sampled with one sentence is not continued with another.
     capsys.readouterr()
     assert evaluate.main([str(a) for a in [*how, words[0]]]) == 2
-    assert "decoding.budget_words (Use {budget} tokens. there" in capsys.readouterr().err
+    assert "decoding.budget_words (Use {budget} tokens. in the folder" in capsys.readouterr().err
     assert (
         evaluate.main([str(a) for a in [*how, words[0], "conditioning.prompt_text=Be brief."]]) == 2
     )

@@ -130,7 +130,9 @@ class TestOpen:
             pass
         changed = {"decoding": {"seed": 1, "budgets": [4, 8]}, "new": "x"}
         with (
-            pytest.raises(UserError, match=r"decoding\.seed \(0 there, 1 now\), new \(None there"),
+            pytest.raises(
+                UserError, match=r"decoding\.seed \(0 in the folder, 1 now\), new \(None in"
+            ),
             open_evaluation(half.parent / "two", changed),
         ):
             pytest.fail("opened another evaluation's folder")
@@ -147,7 +149,9 @@ class TestOpen:
         with open_evaluation(tmp_path / "new", {"a": 1, **prints("x")}):
             pass
         with (
-            pytest.raises(UserError, match=r"prompt_fingerprints.tokenizer \(x there, y now\)"),
+            pytest.raises(
+                UserError, match=r"prompt_fingerprints.tokenizer \(x in the folder, y now\)"
+            ),
             open_evaluation(tmp_path / "new", {"a": 1, **prints("y")}),
         ):
             pytest.fail("opened another evaluation's folder")
@@ -156,7 +160,9 @@ class TestOpen:
         with open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 0)):
             pass
         with (
-            pytest.raises(UserError, match=r"d \(0 there, 1 now\) and 2 more; use --out .*/out-2"),
+            pytest.raises(
+                UserError, match=r"d \(0 in the folder, 1 now\) and 2 more; use --out .*/out-2"
+            ),
             open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 1)),
         ):
             pytest.fail("opened another evaluation's folder")

@@ -172,7 +172,7 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
     out = tmp_path / "out"
     with Served(key) as server:
         gone = server.url
-    assert "no server responds there (Connection refused)" in refusal(
+    assert "no server responds at this address (Connection refused)" in refusal(
         capsys, folder, out, "--url", gone
     )
     cases = [

@@ -86,7 +86,7 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
         ),
         (lambda whole: after(whole, "token_embd.weight"), b"\xff" * 4, "has 4,294,967,295 axes"),
         (lambda whole: after(whole, "general.nam"), b"\xff", "utf-8"),
-        (lambda whole: after(whole, "blk.0.attn_k.weigh") - 7, b"v", "appears twice"),
+        (lambda whole: after(whole, "blk.0.attn_k.weigh") - 7, b"v", "have the same name"),
         # Two tensors in one place: together they are more than there is.
         (lambda whole: after(whole, "blk.0.ffn_up.weight") + 4, U64(2**21), "need .* bytes"),
     ],

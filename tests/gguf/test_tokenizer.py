@@ -94,8 +94,8 @@ def test_a_piece_that_is_a_token_is_not_merged_in_llamas(tmp_path):
         ({"eos_token_id": ("int32", -1)}, "is -1, which is not a token"),
         ({"eos_token_id": ("uint64", 2**64 - 1)}, "not a token"),
         ({"eos_token_id": ("uint32", len(TOKENS) - 1)}, "not a token"),
-        ({"add_eos_token": ("bool", True)}, "would end with eos"),
-        ({"add_bos_token": ("bool", True), "bos_token_id": None}, "that the file does not name"),
+        ({"add_eos_token": ("bool", True)}, "appends an end token"),
+        ({"add_bos_token": ("bool", True), "bos_token_id": None}, "whose id is missing"),
     ],
 )
 def test_another_tokenizer_or_a_damaged_one_is_refused(tmp_path, settings, words):

@@ -89,7 +89,7 @@ def test_config_says_the_shape(tmp_path):
             "is nan, but must be a number",
         ),
         ("llama.rope.freq_base", ("float32", -1.0), "but must be a number up to"),
-        ("llama.rope.dimension_count", ("uint32", 8), "heads of width 16"),
+        ("llama.rope.dimension_count", ("uint32", 8), "widths 16 and"),
         ("llama.rope.scaling.type", ("string", "yarn"), "'yarn', which is not supported"),
         ("llama.expert_count", ("uint32", 8), "8, which is not supported"),
         ("llama.attention.causal", ("bool", False), "causal is false, .* only true is"),

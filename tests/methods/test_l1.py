@@ -81,7 +81,7 @@ class TestMethod:
         np.testing.assert_array_equal(done.chosen.group_batch.budgets.reshape(-1), told)
         # Two rows of one question with different numbers would have different prompts.
         tokens = np.asarray(done.chosen.prompts.tokens)
-        own = run.environment.train.at(done.chosen.plan.rows, told)
+        own = run.task_data.train.at(done.chosen.plan.rows, told)
         np.testing.assert_array_equal(tokens, own.tokens)
         assert done.metrics["budget/mean"] == told.mean()
         assert done.metrics["mismatch/k3"] < 1e-6

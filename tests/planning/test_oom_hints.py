@@ -6,6 +6,7 @@ import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.out_of_memory import OutOfMemory
+from bacr_jax.runs.folder import write_config
 from bacr_plan import memory, oom_hints
 from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.workload import sizes_of
@@ -17,6 +18,17 @@ CONFIG = config_io.load([SEVEN])
 
 def ran_out(*phases, on_host=False):
     return OutOfMemory(phases, {"slots": 512}, 2**34, on_host=on_host)
+
+
+@pytest.fixture
+def explain(tmp_path):
+    """What a run with a config says, whose folder is in tmp_path."""
+
+    def line_of(error, config):
+        write_config(tmp_path / "config.yaml", config)
+        return oom_hints.explain(error, tmp_path / "config.yaml")
+
+    return line_of
 
 
 @pytest.fixture
@@ -51,8 +63,8 @@ def test_where_no_portion_is_small_enough_the_layout_changes():
     assert oom_hints.smaller_choice(*sizes, LIMIT, "start") is None
 
 
-def test_the_line_is_a_config_that_the_plan_says_fits(box):
-    line = oom_hints.explain(ran_out("decode"), CONFIG)
+def test_the_line_is_a_config_that_the_plan_says_fits(box, explain):
+    line = explain(ran_out("decode"), CONFIG)
     assert line.startswith("decode: a device's memory ran out, asking for 16 GiB more (slots 512);")
     assert line.isprintable()
     overrides = line.partition("the plan would choose ")[2].split()
@@ -64,28 +76,28 @@ def test_the_line_is_a_config_that_the_plan_says_fits(box):
     assert memory.update_phase(work, layout).peak <= LIMIT
 
 
-def test_the_learner_is_told_of_remat_only_if_it_is_off(box):
+def test_the_learner_is_told_of_remat_only_if_it_is_off(box, explain):
     off = config_io.override(CONFIG, ["model.remat=none"])
-    assert oom_hints.explain(ran_out("learner"), off).endswith(" model.remat=full")
-    assert "remat" not in oom_hints.explain(ran_out("learner"), CONFIG)
-    assert "remat" not in oom_hints.explain(ran_out("decode"), off)
+    assert explain(ran_out("learner"), off).endswith(" model.remat=full")
+    assert "remat" not in explain(ran_out("learner"), CONFIG)
+    assert "remat" not in explain(ran_out("decode"), off)
 
 
-def test_micro_batches_by_tokens_are_advised_in_tokens(box, monkeypatch):
+def test_micro_batches_by_tokens_are_advised_in_tokens(box, explain, monkeypatch):
     by_tokens = ["train.micro_batch_rows=null", "train.micro_batch_tokens=200000"]
     config = config_io.override(CONFIG, by_tokens)
-    line = oom_hints.explain(ran_out("learner"), config)
+    line = explain(ran_out("learner"), config)
     assert "train.micro_batch_tokens=" in line and "micro_batch_rows" not in line
     monkeypatch.setattr(oom_hints, "device_memory", lambda: None)
-    line = oom_hints.explain(ran_out("learner"), config)
+    line = explain(ran_out("learner"), config)
     assert "use a smaller train.micro_batch_tokens or model.logprob_chunk" in line
 
 
-def test_without_a_known_memory_the_keys_and_the_command_are_named():
-    line = oom_hints.explain(ran_out("decode", "evaluation"), CONFIG)
+def test_without_a_known_memory_the_keys_and_the_command_are_named(explain, tmp_path):
+    line = explain(ran_out("decode", "evaluation"), CONFIG)
     assert "decode of the evaluation: a device's memory ran out" in line
     assert "use a smaller eval.slots; bacr plan --config" in line
-    assert f"{CONFIG.output.dir}/config.yaml --devices 1 --device-memory GIB" in line
+    assert f"{tmp_path}/config.yaml --devices 1 --device-memory GIB" in line
 
 
 @pytest.mark.parametrize("phase", sorted(oom_hints.KEYS))
@@ -93,6 +105,6 @@ def test_every_key_that_is_advised_exists(phase):
     assert set(oom_hints.KEYS[phase]) <= config_io.schema().keys()
 
 
-def test_the_machines_memory_is_another_matter(box):
-    line = oom_hints.explain(ran_out("start", on_host=True), CONFIG)
+def test_the_machines_memory_is_another_matter(box, explain):
+    line = explain(ran_out("start", on_host=True), CONFIG)
     assert "the machine's memory ran out" in line and "plan" not in line

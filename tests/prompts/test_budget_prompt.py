@@ -15,7 +15,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.budget_prompt import budget_words, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions import ledger
 from bacr_jax.types import NO_BUDGET
 
@@ -150,15 +150,15 @@ def test_a_run_keeps_prompts_without_a_budget_and_tells_it_row_by_row(sets, qwen
     )
     evaluated = dataclasses.replace(Config().eval, budgets=(512, 131072))
     config = config_of(told, data=data, eval=evaluated)
-    environment = build_environment(resolve(config).task, qwen, 151_936)
-    environment.close()
-    questions = environment.train
+    task_data = build_task_data(resolve(config).task, qwen, 151_936)
+    task_data.close()
+    questions = task_data.train
     assert len(questions) == 3 and resolve(config).task.largest_budget == 131072
     found = questions.at(np.array([2, 0, 1]), np.array([512, 77, NO_BUDGET]))
     said = [f"most {b} tokens." in t for b, t in zip((512, 77, 0), texts(qwen, found))]
     assert said == [told != "embedding"] * 2 + [False]
     assert "Think for" not in "".join(texts(qwen, questions.prompts))
-    assert environment.longest_prompt == questions.longest
+    assert task_data.longest_prompt == questions.longest
     more = len(qwen("\n\nThink for at most 131072 tokens.")["input_ids"])
     plain = int(questions.prompts.lengths.max())
     # `.` and the line break before the sentence are one token of the two

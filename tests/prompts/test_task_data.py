@@ -16,7 +16,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.graders import open_rewards
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.types import Branches, Trunks
 from config_world import changed
 
@@ -48,21 +48,21 @@ def build(folder, qwen, prompt_format="auto", **changes):
         prompt_format=prompt_format,
         max_prompt_tokens=160,
     )
-    return build_environment(
+    return build_task_data(
         resolve(Config(data=dataclasses.replace(data, **changes))).task, qwen, ROWS
     )
 
 
 @pytest.fixture(scope="module", params=["think_answer", "boxed"])
-def environment(request, folder, qwen):
+def task_data(request, folder, qwen):
     built = build(folder, qwen, request.param)
     yield built
     built.close()
 
 
-def branches(environment, texts):
+def branches(task_data, texts):
     """One branch a row, as if these texts had been sampled after the suffix."""
-    qwen, style = environment.tokenizer, environment.style
+    qwen, style = task_data.tokenizer, task_data.style
     suffix = encode_text(qwen, style.forced_suffix)
     answers = [encode_text(qwen, text) for text in texts]
     tokens = np.zeros((len(texts), 1, len(suffix) + max(map(len, answers))), np.int32)
@@ -87,16 +87,16 @@ ANSWERS = {
 }
 
 
-def test_a_closed_answer_counts_and_an_open_one_does_not(environment):
-    texts = ANSWERS[environment.style.name]
-    outcomes = environment.verify(branches(environment, texts), ["4"] * 4)
+def test_a_closed_answer_counts_and_an_open_one_does_not(task_data):
+    texts = ANSWERS[task_data.style.name]
+    outcomes = task_data.verify(branches(task_data, texts), ["4"] * 4)
     np.testing.assert_array_equal(outcomes[:, 0], [1.0, 0.0, 0.0, 1.0])
 
 
-def test_answers_are_shown_with_the_tag_that_the_bridge_opened(environment):
-    texts = ANSWERS[environment.style.name]
-    shown = environment.answer_texts(branches(environment, texts[:2]))
-    opened = environment.style.answer_open
+def test_answers_are_shown_with_the_tag_that_the_bridge_opened(task_data):
+    texts = ANSWERS[task_data.style.name]
+    shown = task_data.answer_texts(branches(task_data, texts[:2]))
+    opened = task_data.style.answer_open
     assert [row[0] for row in shown] == [opened + texts[0], opened + texts[1]]
 
 
@@ -118,7 +118,7 @@ def formal(question, response, gold):
 
 @pytest.fixture(scope="module")
 def rewarded(folder, qwen):
-    """An environment with two rewards of a file."""
+    """An task_data with two rewards of a file."""
     file = folder / "rewards.py"
     file.write_text(REWARDS)
     weights = {"correct": 1.0, f"{file}:brief": 0.2, f"{file}:formal": 0.2}
@@ -127,15 +127,15 @@ def rewarded(folder, qwen):
         reward=RewardConfig(weights=FrozenMap(weights)),
         grading=GradingConfig(deadline=1),
     )
-    built = build_environment(resolve(config).task, qwen, ROWS)
+    built = build_task_data(resolve(config).task, qwen, ROWS)
     yield built, file
     built.close()
 
 
-def thought(environment, texts, answer):
+def thought(task_data, texts, answer):
     """Trunks that think these texts, and answers after them that say the same."""
-    said = branches(environment, [answer] * len(texts))
-    ids = [[7, *encode_text(environment.tokenizer, text)] for text in texts]
+    said = branches(task_data, [answer] * len(texts))
+    ids = [[7, *encode_text(task_data.tokenizer, text)] for text in texts]
     tokens = np.zeros((len(texts), max(map(len, ids))), np.int32)
     for row, one in enumerate(ids):
         tokens[row, : len(one)] = one
@@ -147,55 +147,55 @@ def thought(environment, texts, answer):
 
 
 def test_rewards_see_the_response_from_the_opening_tag_to_the_closed_answer(rewarded):
-    environment, _ = rewarded
-    trunks, said = thought(environment, ["2 + 2", "é{</answer>"], "4</answer> and on")
-    style = environment.style
-    assert [row[0] for row in environment.responses(trunks, said)] == [
+    task_data, _ = rewarded
+    trunks, said = thought(task_data, ["2 + 2", "é{</answer>"], "4</answer> and on")
+    style = task_data.style
+    assert [row[0] for row in task_data.responses(trunks, said)] == [
         f"{style.think_open}2 + 2{style.forced_suffix}4</answer>",
         f"{style.think_open}é{{</answer>{style.forced_suffix}4</answer>",
     ]
 
 
 def test_whatever_a_reward_does_it_scores_0_and_is_counted(rewarded):
-    environment, file = rewarded
+    task_data, file = rewarded
     texts = ["a b", "raise", "hang", "nan", "words"]
-    trunks, said = thought(environment, texts, "4</answer>")
-    scores = environment.reward_scores(trunks, said, ["4", "5", *"444"], ["<t?", *["?"] * 4], None)
+    trunks, said = thought(task_data, texts, "4</answer>")
+    scores = task_data.reward_scores(trunks, said, ["4", "5", *"444"], ["<t?", *["?"] * 4], None)
     assert list(scores) == [f"{file}:brief", f"{file}:formal"]
     brief, formal = (scores[name][:, 0] for name in scores)
-    words = len(environment.responses(trunks, said)[0][0].split())
+    words = len(task_data.responses(trunks, said)[0][0].split())
     np.testing.assert_array_equal(brief, np.float32([1 / words, 0, 0, 0, 0]))
     np.testing.assert_array_equal(formal, [1.0, 0.0, 0.5, 0.5, 0.5])
-    assert environment.counters()["rewards_failed"] == 4
-    (line,) = environment.failures({})
+    assert task_data.counters()["rewards_failed"] == 4
+    (line,) = task_data.failures({})
     assert line.startswith(f"WARNING: reward.weights={file}:brief gave no score to 4 of 5 answers")
     assert "1 took too long, 1 raised, 1 got no number, 1 got NaN" in line
 
 
 def test_answers_shown_to_a_users_verifiers_and_failed_by_them_are_counted(rewarded, monkeypatch):
-    environment, file = rewarded
+    task_data, file = rewarded
     name = f"reward.weights={file}:brief"
-    shown, failed = environment.shown_to_verifiers()[name]
-    trunks, said = thought(environment, ["c d", "raise"], "4</answer>")
-    environment.reward_scores(trunks, said, ["4", "5"], ["?", "?"], None)
-    assert environment.shown_to_verifiers()[name] == (shown + 2, failed + 1)
-    assert environment.last_failure(name).startswith("KeyError")
+    shown, failed = task_data.shown_to_verifiers()[name]
+    trunks, said = thought(task_data, ["c d", "raise"], "4</answer>")
+    task_data.reward_scores(trunks, said, ["4", "5"], ["?", "?"], None)
+    assert task_data.shown_to_verifiers()[name] == (shown + 2, failed + 1)
+    assert task_data.last_failure(name).startswith("KeyError")
     # Some scorers of packages raise on whatever they can't read.
-    own = environment.rewards[f"{file}:brief"]
+    own = task_data.rewards[f"{file}:brief"]
     monkeypatch.setattr(own, "verifier", dataclasses.replace(own.verifier, third_party=True))
-    assert name not in environment.shown_to_verifiers()
+    assert name not in task_data.shown_to_verifiers()
 
 
 def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(rewarded, qwen):
-    environment, file = rewarded
+    task_data, file = rewarded
     digest = hashlib.sha256(REWARDS.encode()).hexdigest()[:16]
     names = [f"reward.weights={file}:{name}" for name in ("brief", "formal")]
-    assert environment.verifier_digests == dict.fromkeys(names, digest)
-    environment.check_verifier()
+    assert task_data.verifier_digests == dict.fromkeys(names, digest)
+    task_data.check_verifier()
     named = lambda name: changed(reward={"weights": {"correct": 1.0, f"{file.parent}/{name}": 0.2}})
     wrong = open_rewards(resolve(named("rewards.py:breif")).task.grader)
     with pytest.raises(UserError) as said:
-        dataclasses.replace(environment, rewards=wrong).check_verifier()
+        dataclasses.replace(task_data, rewards=wrong).check_verifier()
     assert "it has no function breif; use brief); check reward.weights=" in str(said.value)
     for missing in wrong.values():
         missing.close()
@@ -206,12 +206,12 @@ def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(
 
 
 def test_a_shared_grader_keeps_its_seconds_from_call_to_call(rewarded, monkeypatch):
-    environment = dataclasses.replace(rewarded[0])
+    task_data = dataclasses.replace(rewarded[0])
     monkeypatch.setattr("bacr_jax.parallel.processes.several", lambda: True)
-    environment.grader.own_seconds += 1.5
-    for shared in environment.shared_rewards.values():
+    task_data.grader.own_seconds += 1.5
+    for shared in task_data.shared_rewards.values():
         shared.own_seconds += 0.25
-    assert environment.own_seconds == 2.0
+    assert task_data.own_seconds == 2.0
 
 
 def test_without_a_closing_tag_only_the_turn_ends_the_thinking(folder, qwen):
@@ -223,36 +223,36 @@ def test_without_a_closing_tag_only_the_turn_ends_the_thinking(folder, qwen):
     assert allowed[qwen.convert_tokens_to_ids("<|im_end|>")]
 
 
-def test_what_is_left_out_is_told_with_its_reason(environment):
-    train = environment.train.set
+def test_what_is_left_out_is_told_with_its_reason(task_data):
+    train = task_data.train.set
     assert train.questions == ["What is two plus two today?"]
     assert {(row.id, row.reason) for row in train.left_out} == {
         ("math-train-1", "prompt over 160 tokens"),
         ("math-train-2", "no answer that could be graded"),
     }
-    told = "\n".join(environment.describe_data())
+    told = "\n".join(task_data.describe_data())
     assert "training on math: 1 questions" in told and "prompt over 160 tokens: 1" in told
     assert "evaluating on minerva_math" in told and "no public set" in told
-    assert "evaluating on 1 of minerva_math: 2 questions" in "\n".join(environment.describe_data(1))
+    assert "evaluating on 1 of minerva_math: 2 questions" in "\n".join(task_data.describe_data(1))
 
 
-def test_near_duplicates_of_training_questions_are_marked(environment):
-    for questions in environment.eval.values():
+def test_near_duplicates_of_training_questions_are_marked(task_data):
+    for questions in task_data.eval.values():
         assert questions.set.duplicates.tolist() == [True, False]
 
 
-def test_every_set_is_graded_with_its_own_tolerance(environment):
-    style = environment.style.name
+def test_every_set_is_graded_with_its_own_tolerance(task_data):
+    style = task_data.style.name
     text = {"think_answer": "2.99e8</answer>", "boxed": "2.99e8}\n\n"}[style]
-    sampled = branches(environment, [text])
-    minerva, exact = environment.eval.values()
-    graded = lambda questions: environment.graded_like(questions).verify(
+    sampled = branches(task_data, [text])
+    minerva, exact = task_data.eval.values()
+    graded = lambda questions: task_data.graded_like(questions).verify(
         sampled, [questions.set.answers[1]]
     )
     # a third of a percent off
     assert graded(minerva) == 1.0
     assert graded(exact) == 0.0
-    assert environment.verify(sampled, ["3.0e8"]) == 0.0
+    assert task_data.verify(sampled, ["3.0e8"]) == 0.0
 
 
 def test_sets_without_levels_are_refused_while_groups_need_them(folder, qwen):

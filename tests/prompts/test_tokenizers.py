@@ -66,8 +66,8 @@ def test_a_generation_config_that_names_no_ends_leaves_those_of_the_config(ends_
 @pytest.mark.parametrize(
     "text, found",
     [
-        ('{"eos_token_id": [2', "is not a JSON object .*; copy the file again"),
-        ("[2]", "is not a JSON object .*; copy the file again"),
+        ('{"eos_token_id": [2', "is not a JSON object .*; download or copy the file again"),
+        ("[2]", "is not a JSON object .*; download or copy the file again"),
         *(
             (f'{{"eos_token_id": {ends}}}', "eos_token_id is .*; use an id of .*, 0 to 2, or")
             for ends in ('[2, "6"]', "2.0", "true", "3", "-1", "[[2]]")

@@ -14,7 +14,7 @@ from bacr_jax.config import Config, DataConfig, EvalConfig
 from bacr_jax.config.schema import LedgerConfig
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.splits import (
     THRESHOLD,
@@ -129,16 +129,16 @@ def test_the_choice_depends_on_texts_alone_and_keeps_nine_tenths(texts, size, ra
 def ledger(tokens, *, seed=0, size=2000, **evaluation):
     data = DataConfig(ledger=LedgerConfig(train_size=size))
     config = Config(seed=seed, data=data, eval=EvalConfig(**evaluation))
-    return build_environment(resolve(config).task, tokens, len(tokens))
+    return build_task_data(resolve(config).task, tokens, len(tokens))
 
 
 @pytest.fixture(scope="module")
-def environment(ledger_tokens):
+def task_data(ledger_tokens):
     return ledger(ledger_tokens, holdout=50)
 
 
-def test_nothing_that_is_held_out_is_trained_on(environment, ledger_tokens):
-    train, holdout = environment.train, environment.holdout
+def test_nothing_that_is_held_out_is_trained_on(task_data, ledger_tokens):
+    train, holdout = task_data.train, task_data.holdout
     assert len(holdout) == 50 == len(set(holdout.set.questions))
     assert not set(holdout.set.questions) & set(train.set.questions)
     whole = ledger(ledger_tokens, holdout=0).train
@@ -152,26 +152,26 @@ def test_nothing_that_is_held_out_is_trained_on(environment, ledger_tokens):
         same = {whole.set.questions[i]: whole.prompts.tokens[i] for i in range(len(whole))}
         for text, tokens in zip(questions.set.questions, questions.prompts.tokens):
             np.testing.assert_array_equal(tokens, same[text])
-    told = environment.describe_data()
+    told = task_data.describe_data()
     assert told[0].startswith(f"training on ledger: {len(train):,} questions")
     assert "validating on ledger, held out for validation: 50 questions" in told
 
 
-def test_it_does_not_depend_on_how_a_run_is_evaluated(environment, ledger_tokens):
+def test_it_does_not_depend_on_how_a_run_is_evaluated(task_data, ledger_tokens):
     """Methods, cadences and sizes compare only if they train on the same questions."""
     other = ledger(ledger_tokens, holdout=50, every=5, samples=0, select="ledger")
-    assert other.holdout.set.questions == environment.holdout.set.questions
-    assert other.train.set.ids == environment.train.set.ids
+    assert other.holdout.set.questions == task_data.holdout.set.questions
+    assert other.train.set.ids == task_data.train.set.ids
 
 
 def test_a_seed_makes_other_problems_and_the_choice_among_common_ones_stays(
-    environment, ledger_tokens
+    task_data, ledger_tokens
 ):
     other = ledger(ledger_tokens, seed=1, holdout=50)
     # The hash of the last text held out differs a little; below both, the same is out.
     digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
-    limit = min(max(map(digest, e.holdout.set.questions)) for e in (environment, other))
-    for one, two in ((environment, other), (other, environment)):
+    limit = min(max(map(digest, e.holdout.set.questions)) for e in (task_data, other))
+    for one, two in ((task_data, other), (other, task_data)):
         first = {q for q in one.holdout.set.questions if digest(q) <= limit}
         assert not first & set(two.train.set.questions)
 
@@ -185,12 +185,12 @@ def test_few_questions_are_held_out_of_few_and_none_is_refused_where_they_select
     assert len(ledger(ledger_tokens, size=9, every=5, select="ledger").train) == 9
 
 
-def test_an_evaluation_of_given_sets_holds_nothing_out(environment, ledger_tokens):
+def test_an_evaluation_of_given_sets_holds_nothing_out(task_data, ledger_tokens):
     config = dataclasses.replace(Config(), eval=EvalConfig(every=5))
-    given_sets = build_environment(
+    given_sets = build_task_data(
         resolve(config).task,
         ledger_tokens,
         len(ledger_tokens),
-        sets=dict(environment.eval),
+        sets=dict(task_data.eval),
     )
     assert len(given_sets.train) == len(given_sets.holdout) == 0

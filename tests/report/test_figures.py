@@ -154,8 +154,8 @@ def test_names_of_sets_for_files_are_plain_and_unique():
 
 def test_the_policy_before_training_cut_early_is_a_curve_by_tokens():
     cut = {"greedy": {"8": entry(0.2, 0.04, 6.0), "4": entry(0.1, 0.04, 3.0)}}
-    looks = figures.policy_looks(list(POLICIES))
-    by_budget, _, by_tokens, sampled = accuracy_charts(POLICIES, looks, cut)
+    styles = figures.policy_styles(list(POLICIES))
+    by_budget, _, by_tokens, sampled = accuracy_charts(POLICIES, styles, cut)
     assert CUT_EARLY not in curves(by_budget)
     curve = curves(by_tokens)[CUT_EARLY]
     assert curve.x == [3.0, 6.0] and curve.y == pytest.approx([10.0, 20.0])

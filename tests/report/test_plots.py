@@ -5,8 +5,8 @@ import math
 import re
 
 from bacr_jax.report.charts import MARKERS, Axis, Bars, Chart, Series
+from bacr_jax.report.curve_styles import STAR
 from bacr_jax.report.html_page import STYLE
-from bacr_jax.report.looks import STAR
 from bacr_jax.report.plots import figure, legend
 from report_world import HOSTILE
 

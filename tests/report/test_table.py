@@ -112,7 +112,7 @@ def test_latex_escapes_its_own_characters():
 
 
 def test_rows_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="other lengths"):
+    with pytest.raises(ValueError, match="different numbers of entries"):
         Table("", ["a"], [["1", "2"]])
 
 

@@ -87,7 +87,7 @@ class Local(Server):
 
     async def complete(self, call, sampling, part, told, patience=None):
         if self.dies_after is not None and self.answered >= self.dies_after:
-            raise EngineError(f"{self.url}: no server responds there")
+            raise EngineError(f"{self.url}: no server responds at this address")
         self.answered += 1
         await asyncio.sleep(0)
         tokens, logprobs = list(call.prompt), []
@@ -198,7 +198,9 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
     servers = [Local(world), Local(world, "http://two", dies_after=3)]
     made = fleet(world, servers, tmp_path, print_line=said.append)
     same(rolled(world, made), want)
-    assert said == ["WARNING, rollout.urls: http://two: no server responds there; 1 of 2 continue"]
+    assert said == [
+        "WARNING, rollout.urls: http://two: no server responds at this address; 1 of 2 continue"
+    ]
     # It is asked again with the next weights.
     servers[1].dies_after = None
     same(rolled(world, made, version=1), want)
@@ -423,7 +425,7 @@ def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
 def test_servers_that_never_come_are_left_out_in_the_end(world, tmp_path, monkeypatch):
     class Absent(Local):
         async def find(self):
-            raise EngineError(f"{self.url}: no server responds there")
+            raise EngineError(f"{self.url}: no server responds at this address")
 
         async def load(self, folder, version):
             await self.find()

@@ -441,9 +441,9 @@ def test_rows_of_several_streams_say_what_they_say_apart(world):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"streams": None}, "2 keys and no streams"),
-        ({"streams": np.array([0, 2])}, "streams from 0 to 2; use 0 to 1"),
-        ({"sampling": sampling_params([0.0, 1.0, 0.5])}, "3 temperatures for 2 keys"),
+        ({"streams": None}, "found 2 random keys, but `streams` is missing"),
+        ({"streams": np.array([0, 2])}, "found indices from 0 to 2; use 0 to 1"),
+        ({"sampling": sampling_params([0.0, 1.0, 0.5])}, "3 temperatures for 2 random keys"),
     ],
 )
 def test_streams_that_do_not_fit_their_keys_are_refused(world, changes, says):

@@ -34,7 +34,7 @@ def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key):
             "process 2 on three does not belong to the run of process 0 on one: it differs in "
             f"{key} ({before}"
         )
-        assert '"another" here)' in line
+        assert '"another" in process 2)' in line
 
 
 def test_free_keys_are_keys():
@@ -50,9 +50,9 @@ def test_options_versions_flags_and_variables_are_compared(told, monkeypatch):
     assert other["XLA_FLAGS"] == "--xla_a=1 --xla_b=2"
     line = disagreement([told, other], HOSTS)
     for part in (
-        '--allow-change ([] there, ["train.steps"] here)',
+        '--allow-change ([] in process 0, ["train.steps"] in process 1)',
         "XLA_FLAGS (",
-        "BACR_DETERMINISTIC (none there, 1 here)",
+        "BACR_DETERMINISTIC (none in process 0, 1 in process 1)",
     ):
         assert part in line
 

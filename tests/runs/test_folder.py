@@ -93,7 +93,7 @@ class TestRefusing:
             reseeded(7), budget=dataclasses.replace(Config().budget, max=2048)
         )
         line = refusal(tmp_path, other)
-        assert "differs in seed (0 there, 7 now), budget.max (4096 there, 2048 now);" in line
+        assert "differs in seed (0 in the folder, 7 now), budget.max (4096 in the folder, " in line
         assert line.startswith(f"output.dir={tmp_path} contains ")
         assert contents(tmp_path) == before
 
@@ -194,7 +194,9 @@ class TestResuming:
         longer = dataclasses.replace(
             reseeded(1), train=dataclasses.replace(Config().train, steps=7)
         )
-        with pytest.raises(UserError, match=r"differs in seed \(0 there, 1 now\); use") as refused:
+        with pytest.raises(
+            UserError, match=r"differs in seed \(0 in the folder, 1 now\); use"
+        ) as refused:
             open_run(tmp_path, longer, allowed=["train.steps"])
         assert str(refused.value).endswith(
             f"use output.dir={tmp_path}-2 for a new run, the same config to resume, or "
@@ -262,7 +264,7 @@ class TestLock:
             return take(*arguments)
 
         monkeypatch.setattr(fcntl, "flock", rival)
-        assert "differs in seed (9 there, 0 now)" in refusal(path)
+        assert "differs in seed (9 in the folder, 0 now)" in refusal(path)
 
 
 class TestTruncation:

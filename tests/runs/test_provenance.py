@@ -26,8 +26,13 @@ BLANK = np.zeros(2, np.int32)
 QUESTIONS = QuestionSet("ours", ["1+1", "2+2"], ["2", "4"], BLANK, BLANK, ["a", "b"])
 
 
+def made_from(config, *inputs, **prompts):
+    """The provenance of a run with this config."""
+    return provenance(config_io.flatten(config), config_io.fingerprint(config), *inputs, **prompts)
+
+
 def test_it_is_json_and_names_seed_software_and_devices():
-    made = provenance(Config(seed=7), QUESTIONS, None)
+    made = made_from(Config(seed=7), QUESTIONS, None)
     assert json.loads(json.dumps(made)) == made
     assert made["seed"] == made["config"]["seed"] == 7
     assert set(made["versions"]) == set(VERSIONED) and made["versions"]["jax"] == jax.__version__
@@ -36,7 +41,7 @@ def test_it_is_json_and_names_seed_software_and_devices():
 
 def test_a_mesh_is_told_by_its_axes():
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
-    assert provenance(Config(), QUESTIONS, mesh)["mesh"] == {"data": 1, "fsdp": 1}
+    assert made_from(Config(), QUESTIONS, mesh)["mesh"] == {"data": 1, "fsdp": 1}
 
 
 @pytest.mark.parametrize(
@@ -49,14 +54,14 @@ def test_a_mesh_is_told_by_its_axes():
     ],
 )
 def test_data_are_known_by_ids_questions_answers_and_groups(field, value):
-    print_of = lambda questions: provenance(Config(), questions, None)["data_fingerprint"]
+    print_of = lambda questions: made_from(Config(), questions, None)["data_fingerprint"]
     assert print_of(dataclasses.replace(QUESTIONS, **{field: value})) != print_of(QUESTIONS)
     assert print_of(dataclasses.replace(QUESTIONS, name="theirs")) == print_of(QUESTIONS)
 
 
 def test_other_questions_are_refused():
     others = dataclasses.replace(QUESTIONS, answers=["2", "5"])
-    made = lambda train, *evaluated: provenance(Config(), train, None, evaluated)
+    made = lambda train, *evaluated: made_from(Config(), train, None, evaluated)
     check = lambda then, now: check_same_questions(then, now, "ledger", Path("run"))
     check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, QUESTIONS))
     with pytest.raises(UserError, match="data.train=ledger: its questions differ from"):
@@ -72,7 +77,7 @@ def test_other_questions_are_refused():
 
 def test_another_content_of_a_file_that_grades_is_refused_and_another_file_is_not():
     files = {"grader=mine.py:check": "11", "reward.weights=mine.py:brief": "22"}
-    made = lambda files: provenance(Config(), QUESTIONS, None, (), files)
+    made = lambda files: made_from(Config(), QUESTIONS, None, (), files)
     check = lambda then, now: check_same_questions(then, now, "ledger", Path("runs/a"))
     check(made(files), made(files))
     check(made(files), made({"reward.weights=other.py:brief": "33"}))
@@ -88,7 +93,7 @@ def test_another_content_of_a_file_that_grades_is_refused_and_another_file_is_no
 
 
 def test_a_resume_that_is_not_exact_says_what_changed():
-    then = provenance(Config(), QUESTIONS, None)
+    then = made_from(Config(), QUESTIONS, None)
     assert list(differences(then, then)) == []
     # What the config says is not looked at here: a resume refuses another one.
     now = {**then, "seed": 1, "versions": {"jax": "0.1"}, "devices": [8, "H100"]}
@@ -111,7 +116,7 @@ PROMPTS = {"tokenizer": "a", "template": "b", "data.train": "c", "ours": "d"}
     ],
 )
 def test_another_tokenizer_template_or_prompt_is_refused(name, says):
-    then = provenance(Config(), QUESTIONS, None, prompts=PROMPTS)
+    then = made_from(Config(), QUESTIONS, None, prompts=PROMPTS)
     check = lambda now, *changed: check_same_prompts(
         then, now, flatten(config_io.override(Config(), changed)), Path("runs/a")
     )
@@ -130,8 +135,8 @@ def test_another_tokenizer_template_or_prompt_is_refused(name, says):
 
 
 def test_a_checkpoint_without_digests_of_its_prompts_is_opened_with_a_note():
-    then = provenance(Config(), QUESTIONS, None)
+    then = made_from(Config(), QUESTIONS, None)
     del then["prompt_fingerprints"]
     check_same_prompts(then, PROMPTS, flatten(Config()), Path("runs/a"))
-    (note,) = differences(then, provenance(Config(), QUESTIONS, None, prompts=PROMPTS))
+    (note,) = differences(then, made_from(Config(), QUESTIONS, None, prompts=PROMPTS))
     assert note.startswith("note: the checkpoint has no digest of its prompts")

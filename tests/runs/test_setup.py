@@ -110,7 +110,7 @@ def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can
         config = Config(
             model=ModelConfig(**sections["model"]), rollout=RolloutConfig(**sections["rollout"])
         )
-        line = f"^{section}.attention=cudnn .* found {head_dim}; set {section}.attention=xla"
+        line = f"^{section}.attention=cudnn .* but the model has {head_dim}; set {section}.att"
         with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
             check_model(resolve(config).policy, model_shape(config.model, 29), 8)
 

@@ -36,7 +36,7 @@ MODEL = ["--model", "hf"]
         ([*MODEL, "--url", "localhost:8000"], "--url 'localhost:8000' is not an address"),
         (["--run", "runs/a", "--url", "http://a:1"], "vLLM serves a Hugging Face folder"),
         ([*MODEL, "--api-key-file", "none"], "--api-key-file none: can't be read"),
-        ([*MODEL, "--host", "203.0.113.1"], "can't listen there"),
+        ([*MODEL, "--host", "203.0.113.1"], "can't listen on this address"),
         ([*MODEL, "--port", "0"], "hf"),
     ],
 )
@@ -90,7 +90,9 @@ def test_a_file_without_one_key_is_refused(content, tmp_path):
 def test_a_port_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--port {port}: the server can't listen there"):
+        with pytest.raises(
+            ValueError, match=f"--port {port}: the server can't listen on this address"
+        ):
             bind("127.0.0.1", port)
 
 

@@ -104,16 +104,16 @@ def test_a_server_that_is_not_there_or_reads_no_budgets_is_refused_at_the_start(
             generate(served, rules, 3)
         url = served.url
     backend = proxy(url, rules)
-    with pytest.raises(BackendError, match="no server responds there"):
+    with pytest.raises(BackendError, match="no server responds at this address"):
         asyncio.run(backend.start())
-    assert "no server responds there" in asyncio.run(backend.problem())
+    assert "no server responds at this address" in asyncio.run(backend.problem())
 
 
 def test_a_server_with_shorter_sequences_than_a_request_is_refused_at_the_start(rules):
     # 20 tokens of prompt, 16 of thinking, `</think><answer>`, and the answer.
     needed = 20 + 16 + 2 + rules.answer_tokens
     with Streaming(length=needed - 1) as served:
-        message = f"sequences have {needed - 1} tokens, and a request may need {needed}; start it"
+        message = f"allows {needed - 1} tokens per sequence, but a request may need {needed}; start"
         with pytest.raises(BackendError, match=message):
             asyncio.run(proxy(served.url, rules).start())
     with Streaming(length=needed) as served:

@@ -47,7 +47,7 @@ def test_rates_are_shares_of_the_samples(cell):
 
 
 def test_an_id_that_says_something_else_is_refused(tmp_path, cell):
-    assert "found id 'ledger.grpo.0'" in refused(tmp_path, cell, seed=3)
+    assert "its id is 'ledger.grpo.0'" in refused(tmp_path, cell, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, me
     [
         ("{", "is damaged"),
         ("[]", "found a list instead of an object"),
-        ("{}", "is not a cell .* missing .* 'id'"),
+        ("{}", "does not contain the results of a run .* missing .* 'id'"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, text, message):
@@ -84,7 +84,7 @@ def test_fields_of_another_form_are_refused(tmp_path, cell):
     path = write_cell(tmp_path, cell)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "sets": [1]}))
-    with pytest.raises(UserError, match="is damaged, or is not a cell"):
+    with pytest.raises(UserError, match="is damaged, or does not contain the results"):
         read_cell(path)
 
 
@@ -105,7 +105,9 @@ class TestReadCells:
         write_cells(tmp_path, STUDY, problems=12, steps=2)
         other = {**getattr(cell, field), "test": "1" * 12}
         write_cell(tmp_path, dataclasses.replace(cell, **{field: other}))
-        with pytest.raises(UserError, match="has other problems of test than") as found:
+        with pytest.raises(
+            UserError, match="was evaluated on other problems of test than"
+        ) as found:
             read_cells(tmp_path, STUDY)
         assert "\n" not in str(found.value)
 

@@ -142,7 +142,7 @@ def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):
     assert settings_digest(Config()) == settings_digest(Config(seed=Config().seed))
     assert settings_digest(Config(seed=5)) != settings_digest(Config())
     finished(study, run, Variant("vote"), config_sha="0123")
-    with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
+    with pytest.raises(UserError, match="other settings than the study has now .digest: 0123"):
         run.has_cells(study)
 
 
@@ -150,13 +150,13 @@ def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("evaluation={samples: 3, size: 10}", "samples 2 there, 3 now"),
-        ("evaluation={samples: 2, size: 9}", "size 10 there, 9 now"),
+        ("evaluation={samples: 3, size: 10}", "samples: 2 then, 3 now"),
+        ("evaluation={samples: 2, size: 9}", "size: 10 then, 9 now"),
         (
             "tasks={plain: {label: p, config: [base.yaml], budgets: [8]}}",
-            r"budgets \[8, 64\] there",
+            r"budgets: \[8, 64\] then",
         ),
-        ("evaluation={samples: 2, size: 10, temperature: 0.3}", "temperature 1.0 there, 0.3 now"),
+        ("evaluation={samples: 2, size: 10, temperature: 0.3}", "temperature: 1.0 then, 0.3 now"),
     ],
 )
 def test_a_cell_evaluated_otherwise_is_refused(tmp_path, override, words, says):

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from bacr_jax.report import plots
-from bacr_jax.report.looks import STAR
+from bacr_jax.report.curve_styles import STAR
 from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
@@ -224,8 +224,8 @@ class TestResults:
         write_cell(tmp_path, dataclasses.replace(cell, provenance=provenance))
         found = build_results(read_cells(tmp_path, study), study)
         assert found["warnings"] == [
-            "two seeds: intervals are wide, and their 95 % only roughly right",
-            "cells come from 2 commits: ffff (1 cells); 0123abcd (5 cells)",
+            "two seeds: intervals are wide, and their level of 95 % is only approximate",
+            "the runs are from 2 commits: ffff (1 runs); 0123abcd (5 runs)",
         ]
 
     def test_one_seed_falls_back_to_problems_and_says_so(self, tmp_path):
@@ -268,7 +268,7 @@ class TestConfigured:
         problems = repeated(self.STUDY)
         found = self.built(tmp_path, Configured(problems={("ledger", "test"): problems}))
         assert found["problems"]["ledger"]["test"] == problems.counts
-        said = "12 rows of test are 4 distinct problems, and tests take rows for problems"
+        said = "the 12 rows of test contain only 4 distinct problems, but the tests treat "
         assert any(said in line for line in found["warnings"])
         assert "test: 4 distinct in 12 rows" in page(found, self.STUDY, [], [])
 
@@ -441,7 +441,7 @@ class TestWriting:
         assert sorted(results["missing"]) == missing
         assert table(results, "accuracy", study).rows[0][1:] == ("-",) * 6
         shown = page(results, study, [], [])
-        assert "3 of 6 cells are missing: what is shown of a method" in shown
+        assert "the results of 3 of 6 runs are missing, so" in shown
         assert "<li>ledger.cot.0</li>" in shown
 
     def test_captions_count_the_seeds_that_have_runs(self, tmp_path):
@@ -516,30 +516,30 @@ class TestFigures:
 
     def test_no_two_arms_look_alike(self):
         study = main_study()
-        looks = figures.looks_of(study)
-        assert len({(look.colour, look.marker) for look in looks.values()}) == len(study.arms)
-        assert [name for name, look in looks.items() if look.marker == "*"] == ["bacr_robust"]
+        styles = figures.styles_of(study)
+        assert len({(style.colour, style.marker) for style in styles.values()}) == len(study.arms)
+        assert [name for name, style in styles.items() if style.marker == "*"] == ["bacr_robust"]
 
     def test_of_many_arms_each_panel_has_the_reference_and_as_many_curves(self):
         few = main_study()
-        assert figures.panel_groups(few, figures.looks_of(few)) == [list(few.variants())]
+        assert figures.panel_groups(few, figures.styles_of(few)) == [list(few.variants())]
         more = [dataclasses.replace(few.arms[0], id=f"more-{i}") for i in range(12)]
         study = dataclasses.replace(few, arms=(*few.arms, *more))
-        looks = figures.looks_of(study)
-        panels = figures.panel_groups(study, looks)
+        styles = figures.styles_of(study)
+        panels = figures.panel_groups(study, styles)
         assert len(panels) == 2 and {v for row in panels for v in row} == set(study.variants())
         assert all("anytime" in {variant.arm for variant in panel} for panel in panels)
         assert abs(len(panels[0]) - len(panels[1])) <= 1
         # Curves of one colour are spread over the panels.
-        for colour in {look.colour for look in looks.values()}:
-            counts = [sum(looks[v.key].colour == colour for v in panel) for panel in panels]
+        for colour in {style.colour for style in styles.values()}:
+            counts = [sum(styles[v.key].colour == colour for v in panel) for panel in panels]
             assert max(counts) - min(counts) <= 1
 
     @pytest.mark.parametrize(("arm", "has_star"), [("bacr-robust", True), ("bacr_paper", False)])
     def test_a_caption_explains_the_star_where_one_is(self, arm, has_star):
         study = main_study(arms=(Arm("anytime", "A"), Arm(arm, "B")))
         assert ("star" in star_sentence(study)) == has_star
-        stars = [key for key, look in figures.looks_of(study).items() if look.marker == STAR]
+        stars = [key for key, style in figures.styles_of(study).items() if style.marker == STAR]
         assert bool(stars) == has_star
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import export_world
 import hf_world
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.config.resolve import cap
+from bacr_jax.config.derived import cap
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.decoder import open_decoder
 from bacr_jax.export import from_run, policy_folder

@@ -58,15 +58,15 @@ def run_of(config, tokenizer_and_size, grader=None):
     """A `Run` around a random policy, and its first state."""
     import dataclasses
 
-    from bacr_jax.prompts.task_data import build_environment
+    from bacr_jax.prompts.task_data import build_task_data
 
     method = load_method(resolve(config).method)
     style = format_for(config.data, declares_budget=method.declares_budget)
-    environment = build_environment(resolve(config).task, *tokenizer_and_size, style=style)
+    task_data = build_task_data(resolve(config).task, *tokenizer_and_size, style=style)
     if grader is not None:
-        environment = dataclasses.replace(environment, graders={environment.graded_by: grader})
+        task_data = dataclasses.replace(task_data, graders={task_data.graded_by: grader})
     policy = make_policy(resolve(config).policy, method, tokenizer_and_size[1])
-    run = make_run(config, environment, method, policy, config.train.steps)
+    run = make_run(config, task_data, method, policy, config.train.steps)
     params = initial_params(jax.random.key(2), policy, None)
     return run, init_state(run, params, random_head(jax.random.key(3), policy))
 

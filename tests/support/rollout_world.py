@@ -139,7 +139,7 @@ class World:
         }
         cuts = quarters(budgets) if cuts is None else cuts
         rows = RolloutRequest(np.asarray(budgets), cuts, **of(RolloutRequest))
-        sampler, listeners = SamplingSetup(**of(SamplingSetup)), Callbacks(**of(Callbacks))
+        sampler, callbacks = SamplingSetup(**of(SamplingSetup)), Callbacks(**of(Callbacks))
         assert not given, given
         key = jax.random.key(key) if isinstance(key, int) else key
-        return generate(params or self.decode, prompts, rows, key, sampler, listeners)
+        return generate(params or self.decode, prompts, rows, key, sampler, callbacks)

@@ -72,7 +72,7 @@ def test_rewards_are_mixed_by_their_weights_and_each_is_a_metric(tmp_path, token
     config = load(tmp_path, "dapo", "rollout.group_size=2", "dapo.overlong_penalty=0", weights)
     run, state = run_of(config, tokenizer, Odd())
     _, done = iterate(run, state, 0)
-    for reward in run.environment.rewards.values():
+    for reward in run.task_data.rewards.values():
         reward.close()
     by_name = {name: np.asarray(x)[..., 0] for name, x in done.chosen.group_batch.by_reward.items()}
     correct, brief = by_name["correct"], by_name[f"{file}:brief"]

@@ -38,15 +38,15 @@ class Beside:
         self.params = jax.tree.map(np.array, params)
         self.version = version
 
-    def generate(self, prompts, rows, key, sampler, listeners):
-        self.polls.append(listeners.poll)
+    def generate(self, prompts, rows, key, sampler, callbacks):
+        self.polls.append(callbacks.poll)
         self.asked.append((self.version, threading.current_thread() is threading.main_thread()))
         time.sleep(self.seconds)
         if len(self.asked) - 1 in self.lost:
             raise ServersLost("none is left")
         sampler = dataclasses.replace(sampler, phi_of=self.policy.phi_of(self.params))
         params = self.policy.decode_params(self.params)
-        return generate(params, prompts, rows, key, sampler, listeners)
+        return generate(params, prompts, rows, key, sampler, callbacks)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_every_batch_is_one_update_old_but_the_first(straight):
     assert run.sample.asked == [(0, True), (0, False), (1, False), (2, False)]
     assert [m["rollout/staleness"] for m in metrics] == [0, 1, 1, 1]
     assert abs(metrics[0]["mismatch/k1"]) < 1e-5 < metrics[-1]["mismatch/absolute"]
-    assert not state.in_hand.there
+    assert not state.prefetched.is_sampled
 
 
 def test_sampling_and_learning_overlap_and_the_clock_says_so(straight):
@@ -111,7 +111,7 @@ def test_a_resumed_run_learns_from_the_batch_that_was_in_hand(made, straight, tm
     again, like = start(made)
     _, state, _ = with_batch.restore(like, 2)
     with_batch.close()
-    assert state.in_hand.there
+    assert state.prefetched.is_sampled
     state, after = steps(again, state, 2, STEPS)
     assert again.sample.asked == [(2, False)]
     assert of_the_run(before + after) == of_the_run(straight[2])
@@ -121,7 +121,7 @@ def test_a_resumed_run_learns_from_the_batch_that_was_in_hand(made, straight, tm
 def test_a_batch_that_is_lost_with_its_servers_is_asked_for_again(made, straight):
     run, state = start(made, lost=(1, 2))
     state, metrics = steps(run, state, 0, 1)
-    assert not state.in_hand.there
+    assert not state.prefetched.is_sampled
     # Its questions wait: the place in the stream is that of the one batch.
     assert state.stream.sum() == 2
     kept = jax.tree.map(np.array, state.train.policy)

@@ -28,7 +28,7 @@ def asked(monkeypatch):
     """(prompts, budgets, options) of the calls that would have decoded or compiled."""
     found = []
 
-    def spy(params, prompts, rows, key, sampler, listeners):
+    def spy(params, prompts, rows, key, sampler, callbacks):
         found.append((jax.tree.map(np.asarray, prompts), rows, sampler))
         raise Stopped
 
@@ -77,8 +77,8 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
 
 def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
     run, state = run_of(load(tmp_path, "bacr-full", *WORDS), tokenizer)
-    asks, _ = warmup.styled_prompts(run.environment.train, "steps", 5, run.config.budget.max)
-    given = (run.environment, state.train.policy, asks, jax.random.key(0), Callbacks())
+    asks, _ = warmup.styled_prompts(run.task_data.train, "steps", 5, run.config.budget.max)
+    given = (run.task_data, state.train.policy, asks, jax.random.key(0), Callbacks())
     with pytest.raises(Stopped):
         runs.plain_rollout(run, *given, temperature=0.0)
     prompts, _, _ = asked[0]

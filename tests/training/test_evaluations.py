@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bacr_jax.config.resolve import selection_set
+from bacr_jax.config.derived import selection_set
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.training.evaluations import Evaluations

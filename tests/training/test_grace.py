@@ -126,10 +126,10 @@ def test_a_step_with_a_grace_window(tmp_path):
     tokenizer = ledger_tokenizer()
     run, state = run_of(config, (tokenizer, len(tokenizer)), Odd())
     # The ledger has no line breaks; some of its digits stand for them.
-    rules = run.environment.rules
+    rules = run.task_data.rules
     breaks = jnp.zeros_like(rules.line_breaks).at[jnp.array([8, 9])].set(True)
     rules = dataclasses.replace(rules, line_breaks=breaks)
-    run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, rules=rules))
+    run = dataclasses.replace(run, task_data=dataclasses.replace(run.task_data, rules=rules))
     _, iteration = iterate(run, state, 0)
     trunks = iteration.chosen.rollout.trunks
     excess = np.maximum(np.asarray(trunks.thinking) - np.asarray(trunks.budgets), 0)

@@ -14,7 +14,7 @@ from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import MeshShape
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions import ledger, loaders
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import without_timings
@@ -72,7 +72,7 @@ def test_without_a_warm_up_policy_and_value_head_are_random_by_the_seed(world, f
 def test_a_resumed_run_restores_into_shapes_and_shardings_of_its_first_state(world, folder):
     run, _ = world
     policy = make_policy(
-        resolve(run.config).policy, run.method, run.environment.vocab_size, MeshShape(1, 1, 1, 1)
+        resolve(run.config).policy, run.method, run.task_data.vocab_size, MeshShape(1, 1, 1, 1)
     )
     run = dataclasses.replace(run, policy=policy)
     _, real = initial_state(run, folder, Progress(enabled=False))
@@ -93,8 +93,8 @@ def warm(monkeypatch):
         seen.update(settings=settings, first_batch=rest["batches"](0, False))
         return plain
 
-    def evaluate(decoder, environment, questions, key, **options):
-        seen.update(options, style=environment.style.name, gates=decoder.params.gates)
+    def evaluate(decoder, task_data, questions, key, **options):
+        seen.update(options, style=task_data.style.name, gates=decoder.params.gates)
         seen.update(spec=decoder.spec, phi_of=decoder.phi_of)
         budgets = options["config"].budgets
         greedy = {str(budget): {"accuracy": 0.25} for budget in budgets}
@@ -172,17 +172,16 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
 def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
     run, _ = world
     assert (
-        initialize.shared_format_environment(resolve(run.config).task, run.environment)
-        is run.environment
+        initialize.shared_format_task_data(resolve(run.config).task, run.task_data) is run.task_data
     )
-    here = run.environment
-    own = build_environment(
+    here = run.task_data
+    own = build_task_data(
         resolve(run.config).task,
         here.tokenizer,
         here.vocab_size,
         style=FORMATS["ledger_budget"],
     )
-    shared = initialize.shared_format_environment(resolve(run.config).task, own)
+    shared = initialize.shared_format_task_data(resolve(run.config).task, own)
     assert shared.style is FORMATS["ledger"]
     assert shared.train.set.questions == own.train.set.questions
 

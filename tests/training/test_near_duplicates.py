@@ -22,16 +22,16 @@ def test_training_reports_both_figures(tmp_path, capsys):
     settings = small_config(tmp_path, CHANGES, f"output.dir={run}")
     with open_run(run, settings) as folder:
         trainer = Trainer(settings, folder)
-        held_out = trainer.environment.eval["ledger"]
+        held_out = trainer.task_data.eval["ledger"]
         # Every other problem; the subset of 6 that is evaluated has some of both kinds.
         marks = np.arange(len(held_out)) % 2 == 0
         marked = dataclasses.replace(held_out.set, duplicates=marks, compared_with="train")
-        trainer.environment.eval["ledger"] = dataclasses.replace(held_out, set=marked)
+        trainer.task_data.eval["ledger"] = dataclasses.replace(held_out, set=marked)
         state, step = trainer.start()
         trainer.evaluate(state, step, "before")
         trainer.evaluate(state, step, "after")
         # As if the policy had been right everywhere before training.
-        for entry in trainer.evaluations.framing["before"]["ledger"]["greedy"].values():
+        for entry in trainer.evaluations.endpoints["before"]["ledger"]["greedy"].values():
             entry["accuracy"] = 1.0
         summary = trainer.finish(state, step)
     record = json.loads((run / "eval.jsonl").read_text().splitlines()[0])

@@ -194,7 +194,7 @@ def world(ledger_tokens):
     )  # fmt: skip
     run = bare(
         Run,
-        environment=SimpleNamespace(
+        task_data=SimpleNamespace(
             tokenizer=ledger_tokens,
             train=SimpleNamespace(set=questions, budget_prompts=None),
             answer_texts=lambda one: [[f"answer at {c}" for c in one.context[0]]],
@@ -256,7 +256,7 @@ def test_the_question_is_known_by_its_name_and_what_the_policy_was_told(tmp_path
     run.method.conditioned = False
     (silent,) = written(tmp_path, (run, done), count=1)
     assert (silent["policy_budget"], silent["budget_input"]) == (None, "none")
-    run.environment.train.budget_prompts = "the prompts"
+    run.task_data.train.budget_prompts = "the prompts"
     assert written(tmp_path, (run, done), count=1)[0]["budget_input"] == "prompt"
 
 

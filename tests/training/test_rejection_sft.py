@@ -60,7 +60,7 @@ def examples(tokenizer, correct):
     questions = ["4a2", "1a1", "2a1"]
     style = FORMATS["ledger_budget"]
     prompts, _ = encode_prompts(tokenizer, questions, style, max_tokens=20)
-    environment = types.SimpleNamespace(
+    task_data = types.SimpleNamespace(
         tokenizer=tokenizer, style=style, train=types.SimpleNamespace(prompts=prompts)
     )
     responses = rejection_sft.Responses(
@@ -68,7 +68,7 @@ def examples(tokenizer, correct):
         questions=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
     )  # fmt: skip
     start = types.SimpleNamespace(opening=lambda length: f"{length}h")
-    return inspect.unwrap(rejection_sft.make_examples)(responses, environment, start)
+    return inspect.unwrap(rejection_sft.make_examples)(responses, task_data, start)
 
 
 def test_correct_responses_that_ended_are_learned_with_their_length_before_them(tokenizer):

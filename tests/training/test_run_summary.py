@@ -37,63 +37,63 @@ SMALL = ["data.ledger.train_size=64", "train.steps=3", "output.dir=runs/quicksta
 
 
 @pytest.fixture(scope="module")
-def environment():
-    _, environment = open_inputs(config_io.load(["quickstart"], SMALL))
-    environment.close()
-    return environment
+def task_data():
+    _, task_data = open_inputs(resolve(config_io.load(["quickstart"], SMALL)))
+    task_data.close()
+    return task_data
 
 
-def facts_of(environment, *overrides, folder=Path("runs/quickstart")):
+def facts_of(task_data, *overrides, folder=Path("runs/quickstart")):
     config = config_io.load(["quickstart"], [*SMALL, *overrides])
     method = load_method(resolve(config).method)
     return RunFacts(
-        config, folder, method, model_shape(config.model, environment.vocab_size), environment
+        config, folder, method, model_shape(config.model, task_data.vocab_size), task_data
     )
 
 
-def test_the_quickstart_begins_with_four_entries_in_80_columns(environment):
-    lines = start_lines(facts_of(environment), "1 CPU with 2 cores; computes in float32", 80)
+def test_the_quickstart_begins_with_four_entries_in_80_columns(task_data):
+    lines = start_lines(facts_of(task_data), "1 CPU with 2 cores; computes in float32", 80)
     assert lines == [
         "method   bacr-robust (BACR); 19 departures: bacr methods --run runs/quickstart",
         "model    random, 3 layers of width 64, 131,584 parameters; warm-up of 800 steps",
         "devices  1 CPU with 2 cores; computes in float32",
         "run      3 steps of 32 questions x 8 traces; budgets 8 to 64",
-        f"         {len(environment.train)} questions of Ledger, none left out, 6 held out for "
+        f"         {len(task_data.train)} questions of Ledger, none left out, 6 held out for "
         "validation",
         "         in runs/quickstart; Ctrl-C saves and stops, the same command resumes",
     ]
 
 
-def test_a_check_points_to_its_own_list_of_departures(environment):
-    lines = start_lines(facts_of(environment), NO_DEVICES, 80, is_check=True)
+def test_a_check_points_to_its_own_list_of_departures(task_data):
+    lines = start_lines(facts_of(task_data), NO_DEVICES, 80, is_check=True)
     assert (
         lines[0] == "method   bacr-robust (BACR); 19 departures from its publication, listed above"
     )
     assert lines[2] == f"devices  {NO_DEVICES}"
 
 
-def test_a_check_of_the_quickstart_fits_80_columns(environment, monkeypatch):
+def test_a_check_of_the_quickstart_fits_80_columns(task_data, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = list(check_lines(facts_of(environment)))
+    lines = list(check_lines(facts_of(task_data)))
     assert max(map(len, lines)) <= 80
     number = next(n for n, line in enumerate(lines) if line.startswith("  left out, held out"))
     assert lines[number + 1].startswith("    ") and lines[number + 1].endswith(" more)")
 
 
-def test_commands_and_folders_are_never_broken(environment):
+def test_commands_and_folders_are_never_broken(task_data):
     folder = Path("runs/a folder whose name has many words and is longer than a line of text")
-    lines = start_lines(facts_of(environment, folder=folder), "-", 60)
+    lines = start_lines(facts_of(task_data, folder=folder), "-", 60)
     text = "\n".join(lines)
     assert f"bacr methods --run '{folder}'" in text and f"{folder};" in text
     others = [line for line in lines if str(folder) not in line]
     assert max(map(len, others)) <= 60
 
 
-def test_questions_left_out_are_counted_with_the_command_that_lists_them(environment):
+def test_questions_left_out_are_counted_with_the_command_that_lists_them(task_data):
     rows = (LeftOut("a", "no question"), LeftOut("b", "no question"), LeftOut("c", HELD_OUT))
-    questions = dataclasses.replace(environment.train.set, left_out=rows)
-    train_set = dataclasses.replace(environment.train, set=questions)
-    other = dataclasses.replace(environment, train=train_set, eval={"ledger": train_set})
+    questions = dataclasses.replace(task_data.train.set, left_out=rows)
+    train_set = dataclasses.replace(task_data.train, set=questions)
+    other = dataclasses.replace(task_data, train=train_set, eval={"ledger": train_set})
     text = "\n".join(start_lines(facts_of(other), "-", 200))
     assert (
         "2 left out (bacr data --config runs/quickstart/config.yaml), 1 held out for validation; "
@@ -103,22 +103,22 @@ def test_questions_left_out_are_counted_with_the_command_that_lists_them(environ
     assert "2 left out (listed above), 1 held out" in "\n".join(checked)
 
 
-def test_the_model_line_names_where_the_weights_come_from(environment, tmp_path):
+def test_the_model_line_names_where_the_weights_come_from(task_data, tmp_path):
     def model(*overrides, folder=tmp_path):
-        facts = facts_of(environment, *overrides, folder=folder)
+        facts = facts_of(task_data, *overrides, folder=folder)
         facts = dataclasses.replace(facts, shape=preset("qwen2.5-1.5b"))
         return next(line for line in start_lines(facts, "-", 300) if line.startswith("model"))
 
     named = model("warmup.dir=shared")
     assert named.endswith("1.54 billion parameters; warm-up of 800 steps in shared")
-    config = facts_of(environment).config
+    config = facts_of(task_data).config
     pretrained = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, path="models/Qwen"),
         warmup=dataclasses.replace(config.warmup, steps=0),
         adapter=dataclasses.replace(config.adapter, rank=8),
     )
-    facts = dataclasses.replace(facts_of(environment), config=pretrained)
+    facts = dataclasses.replace(facts_of(task_data), config=pretrained)
     facts = dataclasses.replace(facts, shape=preset("qwen2.5-1.5b"))
     line = start_lines(facts, "-", 300)[1]
     assert line == (
@@ -137,8 +137,8 @@ def test_numbers_of_parameters(count, text):
     assert number_text(count) == text
 
 
-def test_advice_and_a_cache_that_cannot_be_written_are_hints(environment):
-    facts = facts_of(environment)
+def test_advice_and_a_cache_that_cannot_be_written_are_hints(task_data):
+    facts = facts_of(task_data)
     assert hint_lines(facts, CacheFolder(None, "kept")) == []
     assert hint_lines(facts, CacheFolder(None, "WARNING", refused=True)) == ["WARNING"]
 

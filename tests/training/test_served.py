@@ -117,7 +117,7 @@ def test_a_server_that_misses_one_update_at_a_usual_rate_ends_the_run(tmp_path, 
     run, state = run_served_by(Keeping, tmp_path, monkeypatch, *rates, "optimizer.warmup_steps=0")
     state, done = iterate(run, state, 0)
     assert done.metrics["policy/grad_norm"] > 0
-    with pytest.raises(UserError, match="are nearer to the weights before"):
+    with pytest.raises(UserError, match="are nearer to the previous weights"):
         iterate(run, state, 1)
 
 
@@ -179,14 +179,14 @@ def test_every_push_is_checked_by_other_questions_and_budgets(served_run):
     scores = probe.score(run.params(state.train), first)
     # Of each context a distribution, in which nothing is left to what the format never writes.
     np.testing.assert_allclose(np.exp(scores).sum(-1), 1.0, rtol=1e-5)
-    allowed = np.asarray(run.environment.rules.allowed_tokens)
+    allowed = np.asarray(run.task_data.rules.allowed_tokens)
     assert (scores[:, ~allowed] < -1e3).all() and scores.shape == (len(first), len(allowed))
 
 
 def test_scores_are_those_of_the_learner_token_by_token(served_run):
     run, state = served_run
     params = run.params(state.train)
-    ids = np.flatnonzero(np.asarray(run.environment.rules.allowed_tokens))[:3].tolist()
+    ids = np.flatnonzero(np.asarray(run.task_data.rules.allowed_tokens))[:3].tolist()
     context = run.sample.probe.draw(3)[0]
     length = len(context.prompt)
     parts = [dataclasses.replace(context, response=tuple(ids[:count])) for count in range(3)]
@@ -197,7 +197,7 @@ def test_scores_are_those_of_the_learner_token_by_token(served_run):
         jnp.array([length]),
         jnp.array([length + 3]),
         jnp.array([NO_BUDGET if context.budget is None else context.budget]),
-        run.environment.rules.allowed_tokens,
+        run.task_data.rules.allowed_tokens,
         spec=dataclasses.replace(run.policy.learner, temperature=1.0),
     )
     np.testing.assert_allclose(found, np.asarray(wanted)[0, length:], atol=1e-5)

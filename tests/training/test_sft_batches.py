@@ -7,7 +7,7 @@ import pytest
 
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.training.sft_batches import SftBatches
 from methods_world import load
@@ -25,8 +25,8 @@ def lessons_of(tmp_path_factory):
     def make(*more):
         config = load(tmp_path_factory.mktemp("run"), None, *SETTINGS, *more)
         tokenizer = own_tokenizer(config.data)
-        environment = build_environment(resolve(config).task, tokenizer, len(tokenizer))
-        return SftBatches(resolve(config).warmup, environment), tokenizer
+        task_data = build_task_data(resolve(config).task, tokenizer, len(tokenizer))
+        return SftBatches(resolve(config).warmup, task_data), tokenizer
 
     return make
 
@@ -121,8 +121,8 @@ def table_lessons(tmp_path, rows, kind, tokens, *more):
     config = load(tmp_path, None, *settings, *model, *more)
     tokenizer = small(tokens)
     settings = resolve(config)
-    environment = build_environment(settings.task, tokenizer, len(tokenizer))
-    return SftBatches(settings.warmup, environment), tokenizer
+    task_data = build_task_data(settings.task, tokenizer, len(tokenizer))
+    return SftBatches(settings.warmup, task_data), tokenizer
 
 
 @pytest.mark.parametrize(

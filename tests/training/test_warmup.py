@@ -12,7 +12,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.task_data import build_environment
+from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions import ledger
 from bacr_jax.runs.folder import LOCK, lock_if_free
 from bacr_jax.training import warmup
@@ -28,7 +28,7 @@ TRADEOFF = (
 @pytest.mark.parametrize(("style", "opened"), [("steps", "a"), ("at_once", "start digit")])
 def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
     tokenizer = ledger.ledger_tokenizer()
-    questions = build_environment(
+    questions = build_task_data(
         resolve(load(tmp_path, None, *TRADEOFF)).task, tokenizer, len(tokenizer)
     ).train
     prompts, answers = warmup.styled_prompts(questions, style, 4, 8)
@@ -44,7 +44,7 @@ def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
 def test_prompts_of_a_style_tell_the_budget_where_it_is_told_in_words(tmp_path):
     tokenizer = ledger.ledger_tokenizer()
     config = load(tmp_path, None, *TRADEOFF, "conditioning.budget_input=prompt")
-    questions = build_environment(resolve(config).task, tokenizer, len(tokenizer)).train
+    questions = build_task_data(resolve(config).task, tokenizer, len(tokenizer)).train
     prompts, _ = warmup.styled_prompts(questions, "steps", 4, 12)
     for row, length in zip(prompts.tokens, prompts.lengths):
         assert tokenizer.decode(row[:length]).endswith("f12<think>a")

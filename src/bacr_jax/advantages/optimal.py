@@ -34,8 +34,8 @@ from bacr_jax.masked import at_least_float32
 # Ridge added to the diagonal, relative to its mean. Without it, the system is singular if all
 # expected returns are equal.
 _RIDGE = 1e-3
-# Weight of the prior assumption that the baseline is already optimal, in traces: one trace for each
-# of the two coefficients.
+# Strength of the ridge, as a number of traces: one for each of the two coefficients. The ridge
+# pulls the coefficients towards 0, their value if the baseline is already optimal.
 _PRIOR_TRACES = 2.0
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bacr_jax.config.method_settings import BudgetConfig
-from bacr_jax.config.schema import Config
+from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
 
 _QWEN2_5 = [f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")]
@@ -26,28 +26,28 @@ PRESETS = {
 _LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def budget_problems(config: Config, vocab: str | None, choices: tuple[int, ...]) -> Iterator[str]:
+def budget_problems(settings: MethodSettings, vocab: str | None) -> Iterator[str]:
     """Yields an error message for each conflict between settings of budgets.
 
     The settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
 
     Args:
-      config: the config to check.
+      settings: sections of the config that concern budgets.
       vocab: name of the built-in tokenizer, or None.
-      choices: budgets from which `budget.prior=choices` samples.
     """
-    budget = config.budget
-    cuts = config.cuts
-    model = config.model
+    budget = settings.budget
+    cuts = settings.cuts
+    model = settings.model
+    budgets = settings.evaluated
     if budget.min > budget.max:
         yield (
             f"budget.min={budget.min} is above budget.max={budget.max}; set it to at most "
             f"{budget.max}"
         )
     if budget.prior == "choices":
-        yield from _choices(budget, choices, config.eval.budgets)
+        yield from _choices(budget, settings.budget_choices, budgets)
     yield from level_problems(budget)
-    if budget.shuffle_input and config.conditioning.budget_input == "none":
+    if budget.shuffle_input and settings.conditioning.budget_input == "none":
         yield (
             "budget.shuffle_input=true: the policy does not get the budget as an input; set "
             "conditioning.budget_input=embedding, or budget.shuffle_input=false"
@@ -72,7 +72,6 @@ def budget_problems(config: Config, vocab: str | None, choices: tuple[int, ...])
             )
         elif abs(total - 1.0) > 1e-4:
             yield f"cuts.weights: the weights sum to {total:g}; use weights that sum to 1"
-    budgets = config.eval.budgets
     if not budgets:
         yield f"eval.budgets: the list is empty; use budgets such as [{budget.max}]"
     elif list(budgets) != sorted(set(budgets)):
@@ -80,18 +79,20 @@ def budget_problems(config: Config, vocab: str | None, choices: tuple[int, ...])
             f"eval.budgets: found {written(budgets)}; list every budget once, in increasing "
             f"order: {written(tuple(sorted(set(budgets))))}"
         )
-    answers = config.rollout.answer_tokens
-    longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
+    answers = settings.rollout.answer_tokens
+    longest = (
+        settings.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
+    )
     most_positions = PRESETS.get(model.preset, longest)
     if longest > most_positions:
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and "
+            f"data.max_prompt_tokens={settings.data.max_prompt_tokens} and "
             f"rollout.answer_tokens={answers} a row has {longest} tokens, but {model.preset} "
             f"supports at most {most_positions}; use smaller budgets or fewer tokens"
         )
-    locations = config.curriculum.mu0
-    groups = config.data.num_groups
+    locations = settings.curriculum.mu0
+    groups = settings.data.num_groups
     if isinstance(locations, tuple) and len(locations) != groups:
         yield (
             f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; use one "

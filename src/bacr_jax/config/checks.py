@@ -10,38 +10,34 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bacr_client.server import is_address
 from bacr_grading.verifier_spec import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems, level_problems
-from bacr_jax.config.fields import Key, inside, range_text, walk
-from bacr_jax.config.method_settings import (
-    BudgetConfig,
-    ConditioningConfig,
-    DistillConfig,
-    LossConfig,
-    RewardConfig,
-    ValueConfig,
-)
-from bacr_jax.config.resolve import (
+from bacr_jax.config.derived import (
     CORRECT,
-    adapter_problems,
     function_name,
     mixture,
-    samples_problems,
-    selection_problems,
+)
+from bacr_jax.config.fields import Key, inside, range_text, walk
+from bacr_jax.config.method_settings import (
+    ConditioningConfig,
+    RewardConfig,
 )
 from bacr_jax.config.schema import (
+    AdapterConfig,
     Config,
     DataConfig,
-    EvalConfig,
     MeshConfig,
     ModelConfig,
-    OptimizerConfig,
     RolloutConfig,
-    TrainConfig,
     WarmupConfig,
 )
 from bacr_jax.config.settings import MethodSettings, resolve
+from bacr_jax.config.training_checks import (
+    batch_problems,
+    evaluation_problems,
+    loss_problems,
+    rollout_problems,
+)
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
@@ -58,10 +54,6 @@ BUDGET = "{budget}"
 # Warm-up settings whose defaults suit a small model trained from scratch. For a pretrained model
 # they would be harmful or unreachable, so the error message suggests these values instead.
 _FROM_SCRATCH = {"learning_rate": "1e-5", "hold_accuracy": "0", "target_accuracy": "0"}
-
-# Maximum number of truncation points (cuts) per trace in an evaluation with `eval.cut_every`. It is
-# limited because an answer is sampled at every cut.
-_MOST_CUTS = 256
 
 # String settings that may be empty.
 _TEXTS = ("data.system_prompt", "data.template_variables")
@@ -226,6 +218,22 @@ def _custom_shape(model: ModelConfig) -> Iterator[str]:
         )
 
 
+def _adapter(adapter: AdapterConfig, model: ModelConfig) -> Iterator[str]:
+    """Yields an error message for each problem of the section `adapter` and `model.param_dtype`."""
+    if adapter.rank is None:
+        if adapter.path is not None:
+            yield "adapter.path is a folder, but adapter.rank is null; set it to the adapters' rank"
+        if model.param_dtype == "bfloat16":
+            yield (
+                "model.param_dtype=bfloat16: trained weights would lose most of their updates to "
+                "rounding; set it to float32, or set adapter.rank=32 to train adapters on a "
+                "frozen base"
+            )
+        return
+    if not adapter.targets or len(set(adapter.targets)) < len(adapter.targets):
+        yield "adapter.targets: a matrix appears twice; list each matrix once, such as [q, v]"
+
+
 def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
     """Yields an error message for each problem of the data sets and their tokenizer."""
     if not data.eval:
@@ -347,9 +355,9 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
         )
     if procedural and warmup.style is not None and data.ledger.variant != "tradeoff":
         yield (
-            f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
-            "many styles to stop by one of them; set data.ledger.variant=tradeoff, or "
-            "warmup.style=null"
+            f"warmup.style={warmup.style}: the accuracy of a single style can't end the warm-up of "
+            f"data.ledger.variant={data.ledger.variant}, which trains several styles; set "
+            "data.ledger.variant=tradeoff, or warmup.style=null"
         )
     levels = data.ledger.train_levels
     needed = {warmup.style_level, NUM_LEVELS} - set(levels)
@@ -361,165 +369,6 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
     band = warmup.style_accuracy
     if len(band) != 2 or band[0] >= band[1]:
         yield f"warmup.style_accuracy: found {written(band)}; use [low, high]"
-
-
-def _batches(rollout: RolloutConfig, train: TrainConfig, budget: BudgetConfig) -> Iterator[str]:
-    """Yields an error message for each problem of the batch and micro-batch sizes."""
-    if rollout.questions % train.minibatches:
-        yield (
-            f"train.minibatches={train.minibatches} does not divide "
-            f"rollout.questions={rollout.questions}; set it to "
-            f"{math.gcd(train.minibatches, rollout.questions)}, or change the number of questions"
-        )
-    elif train.micro_batch_rows is not None:
-        rows = rollout.questions // train.minibatches * rollout.group_size
-        if rows > train.micro_batch_rows and rows % train.micro_batch_rows:
-            yield (
-                f"train.micro_batch_rows={train.micro_batch_rows} does not divide the {rows} rows "
-                "of an update (rollout.questions x rollout.group_size / train.minibatches); set "
-                f"it to {math.gcd(rows, train.micro_batch_rows)}"
-            )
-    if train.micro_batch_rows is not None and train.micro_batch_tokens is not None:
-        yield (
-            f"train.micro_batch_tokens={train.micro_batch_tokens}: "
-            f"train.micro_batch_rows={train.micro_batch_rows} splits the update too; set one of "
-            "them to null"
-        )
-    # Assumes a prompt of one token, because the questions have not been read yet.
-    shortest = 1 + budget.max + budget.grace + rollout.answer_tokens
-    if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
-        yield (
-            f"train.micro_batch_tokens={train.micro_batch_tokens}: a row with "
-            f"budget.max={budget.max} and rollout.answer_tokens={rollout.answer_tokens} "
-            f"may have {shortest} tokens and more; set a larger number, or null"
-        )
-    if train.padding_free and train.micro_batch_tokens is None:
-        yield (
-            "train.padding_free=true needs the number of tokens of a micro-batch; set "
-            "train.micro_batch_tokens=2048 and train.micro_batch_rows=null"
-        )
-
-
-def _servers(rollout: RolloutConfig) -> Iterator[str]:
-    """Yields an error message if the vLLM servers do not match `rollout.engine`."""
-    if rollout.engine == "vllm" and not rollout.urls:
-        yield "rollout.urls=[]: rollout.engine=vllm needs servers; set it to [http://HOST:PORT]"
-    wrong = [url for url in rollout.urls if not is_address(url)]
-    if wrong:
-        yield f"rollout.urls: found {shown(wrong[0])}; use addresses such as http://HOST:PORT"
-    if rollout.engine == "jax" and rollout.urls:
-        yield (
-            f"rollout.urls={list(rollout.urls)} has no effect without rollout.engine=vllm; set "
-            "rollout.engine=vllm, or rollout.urls=[]"
-        )
-
-
-def _ahead(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iterator[str]:
-    """Yields an error message for each setting that conflicts with `rollout.async_steps=1`."""
-    if not rollout.async_steps:
-        return
-    for name in ("undo_closed_answers", "undo_filled_budgets"):
-        bound = getattr(train, name)
-        if bound is not None:
-            yield (
-                f"train.{name}={written(bound)}: with rollout.async_steps=1 the next batch is "
-                "sampled before the update that it would undo; set it to null, or "
-                "rollout.async_steps=0"
-            )
-    if rollout.engine == "jax":
-        yield (
-            "rollout.async_steps=1: the learner and this package's decoder take turns on the same "
-            "devices; set rollout.engine=vllm, or rollout.async_steps=0"
-        )
-    corrections = (loss.importance_cap, loss.sequence_cap, loss.sequence_mask)
-    if all(value is None for value in corrections):
-        yield (
-            "rollout.async_steps=1: the previous policy samples the traces, and nothing corrects "
-            "for that; set loss.importance_cap=2, or loss.sequence_mask=0.01"
-        )
-
-
-def _loss(
-    loss: LossConfig, value: ValueConfig, optimizer: OptimizerConfig, distill: DistillConfig
-) -> Iterator[str]:
-    """Yields an error message for each conflict between settings of the loss."""
-    if optimizer.single_rate and value.inner_steps:
-        yield (
-            f"value.inner_steps={value.inner_steps}: these steps update only the head, but "
-            "optimizer.single_rate=true has one joint step for all parameters; set "
-            "value.inner_steps=0"
-        )
-    ratio_is_bounded = loss.importance_cap is not None or loss.dual_clip is not None
-    if loss.old_logprobs == "sampler" and not ratio_is_bounded:
-        yield (
-            "loss.old_logprobs=sampler: sampler and learner differ, and nothing bounds the ratio "
-            "of a token with a negative advantage; set loss.importance_cap=2, or "
-            "loss.old_logprobs=learner"
-        )
-    yield from _sequence_cap(loss)
-    if distill.teacher is not None and distill.coef == 0.0:
-        yield (
-            f"distill.teacher={shown(distill.teacher, quote=False)} has no effect with "
-            "distill.coef=0; set distill.coef=1, or distill.teacher=null"
-        )
-    if loss.ratio != "sequence":
-        return
-    if loss.aggregate != "seq_mean_token_mean":
-        yield (
-            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row has "
-            "the row's full loss, so that the sum would grow with the square of the length; set "
-            "loss.aggregate=seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
-        )
-    if loss.importance_cap is not None:
-        yield (
-            f"loss.importance_cap={written(loss.importance_cap)} weighs tokens, but "
-            "loss.ratio=sequence has one weight per row; set loss.importance_cap=null, or "
-            "loss.ratio=token"
-        )
-
-
-def _sequence_cap(loss: LossConfig) -> Iterator[str]:
-    """Yields an error message for each setting that conflicts with `loss.sequence_cap`."""
-    if loss.sequence_cap is None:
-        return
-    key = f"loss.sequence_cap={written(loss.sequence_cap)}"
-    if loss.importance_cap is not None:
-        yield (
-            f"{key} weighs traces, but loss.importance_cap={written(loss.importance_cap)} weighs "
-            "their tokens too, so that a token would be weighted twice; set one of them to null"
-        )
-    if loss.old_logprobs == "sampler":
-        yield (
-            f"{key}: with loss.old_logprobs=sampler the ratio of each token already contains the "
-            "sampler's probability; set loss.old_logprobs=scored, or loss.sequence_cap=null"
-        )
-
-
-def dense_problems(evaluation: EvalConfig, key: str = "eval.cut_every=") -> Iterator[str]:
-    """Yields an error message if `eval.cut_every` gives no truncation points or too many.
-
-    An evaluation with `eval.cut_every` truncates each trace at every multiple of this number of
-    tokens (a cut) and samples an answer at each cut.
-
-    Args:
-      evaluation: section `eval` of the config.
-      key: the key or option that set the value, with a trailing `=`. The message starts with it.
-    """
-    every = evaluation.cut_every
-    largest = max(evaluation.budgets, default=0)
-    if every is None:
-        return
-    if every >= largest:
-        advice = "use a smaller number" if largest > 1 else "leave it out, or use a larger budget"
-        yield f"{key}{every}: there is no multiple below the largest budget {largest}; {advice}"
-        return
-    # There is a cut at every multiple of `every` below the largest budget, and one at the budget.
-    cuts = -(-largest // every)
-    if cuts > _MOST_CUTS:
-        yield (
-            f"{key}{every} makes {cuts} cuts of {largest} tokens; set it to "
-            f"{-(-largest // _MOST_CUTS)} or more"
-        )
 
 
 def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
@@ -547,19 +396,16 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     yield from _words(config.conditioning)
     yield from _prompt_date(data)
     yield from _model(model, config.rollout, config.mesh)
-    yield from adapter_problems(config.adapter, model)
+    yield from _adapter(config.adapter, model)
     yield from _sources(data, model, vocab)
     yield from _groups(data, config.conditioning, vocab)
     yield from _scratch_defaults(config.warmup, model, vocab)
     yield from _warmup(config.warmup, data)
-    yield from budget_problems(config, vocab, resolved.method.budget_choices)
-    yield from _batches(config.rollout, config.train, config.budget)
-    yield from _servers(config.rollout)
-    yield from _ahead(config.rollout, config.loss, config.train)
-    yield from _loss(config.loss, config.value, config.optimizer, config.distill)
-    yield from selection_problems(config.eval, data)
-    yield from samples_problems(config.eval, data)
-    yield from dense_problems(config.eval)
+    yield from budget_problems(resolved.method, vocab)
+    yield from batch_problems(config.rollout, config.train, config.budget)
+    yield from rollout_problems(config.rollout, config.loss, config.train)
+    yield from loss_problems(config.loss, config.value, config.optimizer, config.distill)
+    yield from evaluation_problems(config.eval, data)
     if also is not None:
         yield from also(resolved.method)
 

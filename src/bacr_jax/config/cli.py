@@ -48,7 +48,11 @@ def checkpoint_step(text: str) -> int | str:
 
 
 def data_set(text: str) -> str:
-    """Parses the value of an option that names a data set: expands its path, and names its kind.
+    """Parses the value of an option that specifies a data set, such as `gsm8k:~/data/test.jsonl`.
+
+    Returns:
+      The value as an entry of `data.eval`, with ~ and environment variables in the path expanded.
+      If the value is only a path, the result begins with the kind of the table, such as `jsonl:`.
 
     Raises:
       argparse.ArgumentTypeError: an environment variable or a user in the path does not exist.
@@ -98,7 +102,7 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
     if (arguments.run is None) == (arguments.model is None):
         raise UserError("command line: no policy; pass --run DIR or --model HFDIR")
     if arguments.model is not None and arguments.step is not None:
-        raise UserError("--step: only a run has steps; leave the option out")
+        raise UserError("--step: only a run has checkpoints of several steps; leave the option out")
     if arguments.run is not None and arguments.download:
         raise UserError("--download: a run contains its weights; leave the option out")
 

@@ -51,17 +51,18 @@ _ADDED_LATER = frozenset(
         *("loss.dual_clip", "loss.sequence_cap"),
     }
 )
-# Keys that only affect speed and the last bits of the sampler's log-probabilities. They do not
-# change which samples are drawn, so fingerprints exclude them.
-_OF_SPEED = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
+# Keys that only affect speed and the rounding of the sampler's log-probabilities. They do not
+# change which samples are drawn, so `identity` leaves them out.
+_SPEED_KEYS = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """Returns the settings that can affect the samples of a run, keyed by dotted name.
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that can affect the samples of a run, without those of speed.
 
-    Settings that affect only speed are left out.
+    Args:
+      values: values of the config, by dotted key (see `flatten`).
     """
-    return {name: value for name, value in flatten(config).items() if name not in _OF_SPEED}
+    return {name: value for name, value in values.items() if name not in _SPEED_KEYS}
 
 
 @functools.cache
@@ -282,9 +283,9 @@ def fingerprint(config: Config, *sections: str) -> str:
     """
     for section in sections:
         schema()[section]
-    defaults = identity(Config())
+    defaults = flatten(Config())
     chosen = {}
-    for name, value in identity(config).items():
+    for name, value in identity(flatten(config)).items():
         is_requested = any(f"{name}.".startswith(f"{section}.") for section in sections)
         if sections and not is_requested:
             continue

@@ -155,7 +155,7 @@ def make_reproducible(
 
 
 def gpus_in_use() -> bool:
-    """True if JAX has already initialized its GPUs. XLA then ignores changes of XLA_FLAGS."""
+    """True if JAX has already initialized its GPUs. XLA then ignores changes to XLA_FLAGS."""
     # Uses sys.modules instead of an import, because this function must neither import JAX nor
     # initialize a backend.
     bridge = sys.modules.get("jax._src.xla_bridge")

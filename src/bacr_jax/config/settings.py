@@ -10,11 +10,10 @@ their bounds, also if its settings contradict each other.
 """
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from bacr_jax.config import resolve as derived
+from bacr_jax.config import derived
 from bacr_jax.config.method_settings import (
     AdvantageConfig,
     AnytimeConfig,
@@ -298,24 +297,11 @@ def resolve(config: Config) -> Settings:
         seed=config.seed if config.warmup.seed is None else config.warmup.seed,
         model_path=config.model.path,
         largest_budget=config.budget.max,
-        prompt_budgets=_prompt_budgets(config.budget, config.eval.budgets)
+        prompt_budgets=derived.prompt_budgets(config.budget, config.eval.budgets)
         if conditioning.in_prompt
         else None,
     )
     return Settings(task, limits, method, policy, warmup)
-
-
-def _prompt_budgets(budget: BudgetConfig, evaluated: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns all budgets of training and evaluation, in increasing order.
-
-    Args:
-      budget: section `budget` of the config.
-      evaluated: `eval.budgets`.
-    """
-    training_budgets: Iterable[int] = range(budget.min, budget.max + 1)
-    if budget.prior == "choices":
-        training_budgets = derived.drawn(budget, evaluated)
-    return tuple(sorted({*training_budgets, budget.max, *evaluated}))
 
 
 def _other_rewards(reward: RewardConfig) -> tuple[str, ...]:

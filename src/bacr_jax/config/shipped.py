@@ -74,8 +74,8 @@ def check_overlays(paths: Sequence[str | Path]) -> None:
         return
     overlays = " ".join(f"--config {path}" for path in paths)
     raise UserError(
-        f"{overlays} sets only the method and needs a config before it; pass --config quickstart "
-        f"{overlays}"
+        f"{overlays} sets only the method, and no other config is given; pass another config "
+        f"first, for example --config quickstart {overlays}"
     )
 
 
@@ -112,8 +112,9 @@ def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
     if shipped_file is path or not local_files:
         return shipped_file
     raise UserError(
-        f"{text}: found the file {local_files[0]} here, and a config of this name that ships with "
-        f"the package; use ./{local_files[0]} for the file, or {shipped_file} for the config"
+        f"{text}: this is the name of a config in the package, but also of the file "
+        f"{local_files[0]} in this folder; use ./{local_files[0]} for the file, or {shipped_file} "
+        "for the config"
     )
 
 

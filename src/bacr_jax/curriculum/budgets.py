@@ -94,7 +94,9 @@ def uniform_budgets(
     shape: tuple[int, int],
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Samples budgets uniformly from the integers in [b_min, b_max], without a curriculum.
+    """Samples thinking budgets uniformly from the integers in [b_min, b_max].
+
+    The budgets do not depend on the question or its difficulty.
 
     Args:
       b_min: smallest budget, in tokens.
@@ -149,8 +151,8 @@ def stage_limit(fractions: Sequence[float], *, step: int, total_steps: int, b_ma
 
         limit = round(f_s b_max), at least 1,  s = floor(n step / total_steps)
 
-    ThinkPrune (arXiv 2504.01296) trains in rounds whose token limit falls, from 4,000 to 3,000
-    tokens and on.
+    For example, ThinkPrune (arXiv 2504.01296) trains in stages, each with a smaller token limit
+    than the stage before: 4,000 tokens, then 3,000, and so on.
 
     Args:
       fractions: largest budget f of each of the n stages, as a fraction of `b_max`.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config.resolve import cap
+from bacr_jax.config.derived import cap
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import (
@@ -397,7 +397,7 @@ class Session:
         else:
             ids = [int(token) for token in response]
         if not ids:
-            raise UserError(f"response {row}: found no token; use a text or token ids")
+            raise UserError(f"response {row}: the response has no tokens; use a text or token ids")
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise UserError(

@@ -83,15 +83,15 @@ def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) 
     common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
-            f"{where} has the sets {', '.join(theirs)}, not {', '.join(mine)}; evaluate both on "
-            "the same --data"
+            f"{where} was evaluated on {', '.join(theirs)}, but this evaluation is on "
+            f"{', '.join(mine)}; evaluate both on the same --data"
         )
     for name in common:
         if mine[name]["questions"] != theirs[name].get("questions"):
             raise UserError(
-                f"{where} has other problems of {name} ({theirs[name]['problems']} there, "
-                f"{mine[name]['problems']} here); run both with the same --data, --split, --size "
-                "and --seed"
+                f"{where} was evaluated on other problems of {name} ({theirs[name]['problems']} "
+                f"problems, and {mine[name]['problems']} in this evaluation); run both with the "
+                "same --data, --split, --size and --seed"
             )
 
 

@@ -50,8 +50,8 @@ def accuracy_declined(before: float, after: float, problems: int) -> bool:
 def interval_before(entry: Mapping[str, Any]) -> tuple[float, float]:
     """Returns the 95 % Wilson interval of the accuracy before training.
 
-    Results of earlier versions do not contain their number of problems. Their own interval is
-    returned.
+    Results of earlier versions do not contain their number of problems. For them, the interval
+    stored in the results is returned.
 
     Args:
       entry: results at one budget, before training.

@@ -17,7 +17,7 @@ from jaxtyping import Int
 
 from bacr_grading import LENIENT
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.resolve import cap
+from bacr_jax.config.derived import cap
 from bacr_jax.config.settings import Settings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import (
@@ -127,7 +127,7 @@ class Decoder:
         config = sampling.config
         sampler = SamplingSetup(
             dataclasses.replace(self.spec, max_parallel_cuts=CUTS_AT_ONCE),
-            sampling.environment.rules,
+            sampling.task_data.rules,
             sampling_params(
                 [0.0 if is_greedy else config.temperature for is_greedy in greedy],
                 1.0 if all(greedy) else config.top_p,
@@ -306,7 +306,7 @@ def draw_samples(
     Returns:
       For each part, one sample per row and setting, ordered by row and then by setting.
     """
-    environment = sampling.environment
+    task_data = sampling.task_data
     problems = [chosen[rows // settings[0].samples] for rows, settings in parts]
     prompts = []
     for (_, settings), indices in zip(parts, problems):
@@ -314,7 +314,7 @@ def draw_samples(
         part_prompts = questions.at(indices, np.full_like(indices, budget))
         prompts.append(
             with_declared_budget(
-                part_prompts, environment.tokenizer, environment.style, sampling.config, budget
+                part_prompts, task_data.tokenizer, task_data.style, sampling.config, budget
             )
         )
     traces = decoder.traces(prompts, parts, sampling)
@@ -340,7 +340,7 @@ def _graded_samples(
       problems: index of each trace's problem in `questions`.
       part: row numbers and settings of the traces.
     """
-    environment = sampling.environment
+    task_data = sampling.task_data
     data = questions.set
     rows, settings = part
     texts: list[str] = []
@@ -351,7 +351,7 @@ def _graded_samples(
             # The last cut (truncation point) is the end of the trace.
             early_cut = None if setting.cut == settings[-1].cut else setting.cut
             thinking, answer, counts = _read_cut(
-                environment.tokenizer, trunks, branches, row, lane, early_cut
+                task_data.tokenizer, trunks, branches, row, lane, early_cut
             )
             texts.append(thinking + answer)
             asked.append(data.questions[problem])
@@ -371,8 +371,8 @@ def _graded_samples(
                     **counts,
                 }
             )
-    verdicts = environment.graded_like(questions).grader.grade(
-        [for_grader(text, environment.style) for text in texts],
+    verdicts = task_data.graded_like(questions).grader.grade(
+        [for_grader(text, task_data.style) for text in texts],
         [record["gold"] for record in records],
         mode=LENIENT,
         poll=sampling.poll,
@@ -433,7 +433,7 @@ def _read_cut(
 
 def evaluate_set(
     decoder: Decoder,
-    environment: TaskData,
+    task_data: TaskData,
     questions: PromptedQuestions,
     key: jax.Array,
     *,
@@ -449,7 +449,7 @@ def evaluate_set(
 
     Args:
       decoder: policy to evaluate.
-      environment: tokenizer, prompt format and graders.
+      task_data: tokenizer, prompt format and graders.
       questions: questions of the set.
       key: PRNG key for sampling.
       config: evaluation settings.
@@ -474,7 +474,7 @@ def evaluate_set(
         if on_progress is not None:
             on_progress(done, total)
 
-    sampling = EvalSampling(environment, key, config, poll, count)
+    sampling = EvalSampling(task_data, key, config, poll, count)
     results = {}
     # All parts of one call must have the same number of truncation points.
     for _, same_length in itertools.groupby(settings, key=len):
@@ -483,5 +483,5 @@ def evaluate_set(
         for (_, cuts), part_samples in zip(parts, samples):
             for lane, setting in enumerate(cuts):
                 results[setting] = graded(part_samples[lane :: len(cuts)], setting)
-    grader = environment.graded_like(questions).grader
+    grader = task_data.graded_like(questions).grader
     return summarise(results, grader, problems=questions.set.take(chosen), poll=poll)

@@ -255,7 +255,7 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
     recorded = flatten_dict(recorded_sections, sep=".")
     present = flatten_dict(present_sections, sep=".")
     differences = [
-        f"{name} ({recorded.get(name)} there, {present.get(name)} now)"
+        f"{name} ({recorded.get(name)} in the folder, {present.get(name)} now)"
         for name in {**present, **recorded}
         if recorded.get(name) != present.get(name)
     ]

@@ -19,10 +19,10 @@ from jaxtyping import Int
 
 from bacr_grading import load_verifier
 from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig
-from bacr_jax.config.checks import dense_problems
+from bacr_jax.config.derived import cap, samples_of
 from bacr_jax.config.engine import VLLM
-from bacr_jax.config.resolve import cap, samples_of
 from bacr_jax.config.settings import resolve
+from bacr_jax.config.training_checks import dense_problems
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, draw_samples
@@ -60,7 +60,7 @@ from bacr_jax.prompts.graders import failures
 from bacr_jax.prompts.task_data import (
     PromptedQuestions,
     TaskData,
-    build_environment,
+    build_task_data,
     load_sets,
     load_training_texts,
 )
@@ -426,7 +426,7 @@ def prepare(
 
 def _draw_missing(
     work: Work,
-    environment: TaskData,
+    task_data: TaskData,
     out: Path,
     progress: Progress,
     planned: Sequence[folder.SampleBatch],
@@ -446,7 +446,7 @@ def _draw_missing(
         progress.print_line(f"continuing after {finished} of {total} answers")
     slots = work.settings["decoding"]["slots"]
     source = open_source(
-        work.url, work.saved, environment, slots=slots, print_line=progress.print_line
+        work.url, work.saved, task_data, slots=slots, print_line=progress.print_line
     )
     with source as decoder, progress.phase("evaluation", total) as phase:
         # With a server, every batch is a separate call, because a server schedules its requests by
@@ -460,7 +460,7 @@ def _draw_missing(
                 work.sets[name],
                 work.chosen[name],
                 [(batch.rows, batch.settings) for batch in together],
-                EvalSampling(environment, key, work.config.eval, poll, on_rows),
+                EvalSampling(task_data, key, work.config.eval, poll, on_rows),
                 name=name,
             )
             for batch, samples in zip(together, samples_of_batches, strict=True):
@@ -511,29 +511,29 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
     planned = work.batches()
     done = folder.resume(out, planned)
     rows = setup.vocabulary_rows(work.config.model, len(work.tokenizer))
-    environment = build_environment(
+    task_data = build_task_data(
         resolve(work.config).task, work.tokenizer, rows, style=work.style, sets=work.sets
     )
     try:
         if len(done) < len(planned):
-            environment.check_verifier()
-            _draw_missing(work, environment, out, progress, planned, done, poll)
+            task_data.check_verifier()
+            _draw_missing(work, task_data, out, progress, planned, done, poll)
         graded_by_set = graded_sets(_by_setting(work, planned, done))
         # This line counts only the failures in this process. `paths` in results.json counts all of
         # them.
-        for line in failures(environment.grader, {}):
+        for line in failures(task_data.grader, {}):
             progress.print_line(line)
         numbers_by_set = {}
         budgets = evaluated_budgets(work.config.eval)
         for name, questions in work.sets.items():
-            grader = environment.graded_like(questions).grader
+            grader = task_data.graded_like(questions).grader
             problems = questions.set.take(work.chosen[name])
             numbers = summarise(
                 graded_by_set[name], grader, budgets=budgets, problems=problems, poll=poll
             )
             numbers_by_set[name] = {**numbers, "note": questions.set.note}
     finally:
-        environment.close()
+        task_data.close()
     results: dict[str, Any] = {
         "name": work.name,
         "settings": work.settings,

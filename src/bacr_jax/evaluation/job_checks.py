@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import BudgetConfig, EvalConfig, ModelConfig
-from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import declaration
@@ -21,7 +21,7 @@ from bacr_jax.runs import setup
 
 @dataclass(frozen=True)
 class EvaluationLimits:
-    """The settings that limit the rows of an evaluation.
+    """The settings that limit the length of prompt, thinking and answer in an evaluation.
 
     Attributes:
       evaluation: section `eval` of the config.
@@ -110,7 +110,7 @@ def check_length(
     positions: int,
     sets: dict[str, PromptedQuestions],
 ) -> None:
-    """Raises UserError if the longest row of a set exceeds the model's number of positions."""
+    """Raises UserError if prompt, thinking and answer can exceed the model's positions."""
     largest = limits.largest
     answers = limits.answer_tokens
     declared = len(declaration(tokenizer, style, limits.evaluation, largest))
@@ -120,8 +120,9 @@ def check_length(
         if largest > free:
             advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
             raise UserError(
-                f"{_largest_option(limits)}: with prompts of {prompt} tokens in {name} and answers "
-                f"of {answers} the model's {positions} positions are too few; {advice}"
+                f"{_largest_option(limits)}: the prompts of {name} have up to {prompt} tokens and "
+                f"answers have {answers}, so the model's {positions} positions are too few; "
+                f"{advice}"
             )
 
 
@@ -166,7 +167,10 @@ def check_free(
     modes: Mapping[str, list[int]],
     grader: Mapping[str, str],
 ) -> None:
-    """Checks that an evaluation can be used as the policy before training.
+    """Checks the evaluation that the option --free names.
+
+    It must be an evaluation of the policy before training with the same problems and grader,
+    because its accuracy by thinking tokens is compared with the accuracy of this evaluation.
 
     Args:
       path: folder of the evaluation, or None to check nothing.
@@ -175,8 +179,8 @@ def check_free(
       grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
 
     Raises:
-      UserError: the evaluation can't be read, has other problems or another grader, or has no
-        decoding mode in common with this one.
+      UserError: the evaluation can't be read, has other problems or another grader, has no decoding
+        mode in common with this one, or was made with --swap.
     """
     if path is None:
         return

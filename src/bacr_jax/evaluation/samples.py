@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.resolve import samples_of
+from bacr_jax.config.derived import samples_of
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Poll
 
@@ -184,7 +184,11 @@ def dense_settings(
 
 
 def swap_budgets(budgets: Iterable[int]) -> list[int]:
-    """Returns the budgets of the swap table: all positive budgets, in ascending order."""
+    """Returns the budgets of the swap table: all positive budgets, in ascending order.
+
+    The swap table contains every pair of a budget that the policy receives as input and a number of
+    thinking tokens after which the thinking is truncated.
+    """
     return sorted(budget for budget in budgets if budget > 0)
 
 
@@ -330,7 +334,7 @@ class EvalSampling:
     """Sampling settings that all traces of an evaluation share.
 
     Attributes:
-      environment: prompts, decoding rules and graders.
+      task_data: prompts, decoding rules and graders.
       key: PRNG key of the evaluation. The tokens of a trace depend on this key, its row number and
         the budget.
       config: temperature and top-p of sampled answers, and the content of the budget tag.
@@ -338,7 +342,7 @@ class EvalSampling:
       on_rows: called with the number of traces that were decoded since the last call.
     """
 
-    environment: TaskData
+    task_data: TaskData
     key: jax.Array
     config: EvalConfig
     poll: Poll

@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 
 from bacr_client import BudgetRules, EngineError, Server, read_rules
-from bacr_jax.config.resolve import largest_evaluated
+from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
@@ -44,10 +44,10 @@ def _sample_with(server: Server, remote_sampling: RemoteSampling) -> Callable[..
         return await remote_sampling.row(row, server.complete)
 
     def sample(
-        params: None, prompts: Any, rows: Any, key: Any, sampler: Any, listeners: Any
+        params: None, prompts: Any, rows: Any, key: Any, sampler: Any, callbacks: Any
     ) -> Rollout:
         try:
-            return ask(prompts, rows, key, sampler, listeners, answered=answer_row)
+            return ask(prompts, rows, key, sampler, callbacks, answered=answer_row)
         except (EngineError, ValueError) as error:
             raise UserError(
                 f"{error}; all finished answers are stored, and the same command continues"
@@ -95,13 +95,13 @@ def engine_rules(
 
 @contextlib.contextmanager
 def open_served(
-    url: str, saved: SavedPolicy, environment: TaskData, *, slots: int
+    url: str, saved: SavedPolicy, task_data: TaskData, *, slots: int
 ) -> Iterator[Decoder]:
     """Context manager that yields a decoder that samples on the server at `url`.
 
     Args:
       saved: policy to evaluate.
-      environment: tokenizer, prompt format and graders.
+      task_data: tokenizer, prompt format and graders.
       slots: number of traces that are requested at the same time.
 
     Raises:
@@ -110,31 +110,31 @@ def open_served(
     """
     config = saved.config
     largest = largest_evaluated(config.budget, config.eval)
-    rules = engine_rules(saved, environment.tokenizer, environment.style, environment.vocab_size)
+    rules = engine_rules(saved, task_data.tokenizer, task_data.style, task_data.vocab_size)
     server = Server(url, folder=weights_fingerprint(saved.folder))
     try:
         asyncio.run(server.connect())
     except EngineError as error:
         raise UserError(f"--url {error}") from None
-    budget_tag = declaration(environment.tokenizer, environment.style, config.eval, largest)
-    needed = environment.longest_prompt + len(budget_tag) + rules.longest(largest)
+    budget_tag = declaration(task_data.tokenizer, task_data.style, config.eval, largest)
+    needed = task_data.longest_prompt + len(budget_tag) + rules.longest(largest)
     if needed > server.length:
         raise UserError(
             f"--engine vllm: a row needs {needed} tokens, but the server's rows have "
             f"{server.length}; start the server with --max-model-len {needed}, or use smaller "
             "--budgets"
         )
-    policy = policy_of(resolve(config), environment.vocab_size, 1)
+    policy = policy_of(resolve(config), task_data.vocab_size, 1)
     no_params = cast(Any, None)
     spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
-    remote_sampling = RemoteSampling(rules, without_tag(environment))
+    remote_sampling = RemoteSampling(rules, without_tag(task_data))
     yield Decoder(no_params, spec, None, rules.cap, _sample_with(server, remote_sampling))
 
 
 def open_source(
     url: str | None,
     saved: SavedPolicy,
-    environment: TaskData,
+    task_data: TaskData,
     *,
     slots: int,
     print_line: Callable[[str], None],
@@ -144,16 +144,16 @@ def open_source(
     Args:
       url: address of the server, or None.
       saved: policy to evaluate.
-      environment: tokenizer, prompt format and graders.
+      task_data: tokenizer, prompt format and graders.
       slots: number of traces decoded at the same time on all devices.
       print_line: prints a line about the devices if there are several.
     """
     if url is not None:
-        return open_served(url, saved, environment, slots=slots)
+        return open_served(url, saved, task_data, slots=slots)
     devices = jax.device_count()
     decoder = open_decoder(
         saved,
-        environment.vocab_size,
+        task_data.vocab_size,
         max_thinking=largest_evaluated(saved.config.budget, saved.config.eval),
         slots=slots,
         num_devices=devices,

@@ -98,7 +98,7 @@ def _unbounded_numbers(graded: Graded) -> dict[str, Any]:
 
 
 def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
-    """Returns accuracy and token counts of a subset of the problems."""
+    """Returns accuracy, token counts and the share of forced answers of a subset of problems."""
     correct = graded.correct[keep].mean(1, keepdims=True)
     return {
         "problems": int(keep.sum()),

@@ -208,8 +208,8 @@ class Rows:
         sampled = self.sampled + (thinking & ~ended | answering)
         grace = torch.where(rules.line_breaks[drawn], 0, rules.grace)
         cut = thinking & ~closed & ~ended & (sampled >= self.limits + grace)
-        # A row that ended its turn starts forcing in the same step, because its token is
-        # replaced.
+        # If the thinking of a row ends its turn, the first forced token replaces the end-of-turn
+        # token in this step.
         forcing = (phase == FORCED) | ended
         position = self.num_forced.clamp(max=rules.suffixes.shape[1] - 1)
         token = torch.where(forcing, rules.suffixes[self.suffix, position], drawn)
@@ -343,7 +343,7 @@ def conditions(model, budgets):
 
 
 def _limits(budgets, thinking, config, prompt_length):
-    """Returns the maximum number of thinking tokens of each row.
+    """Returns the maximum number of thinking tokens of each sequence (row).
 
     Raises:
       ValueError: a row would exceed the model's number of positions.
@@ -420,7 +420,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         raise ValueError("config.json: the section thinking is missing; export the folder again")
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:
-        raise ValueError("input_ids: found none; pass the tokens of a prompt")
+        raise ValueError("input_ids: the prompt is missing; pass its token ids")
     mask = others.get("attention_mask")
     if mask is not None and not bool(mask[:, -1].all()):
         raise ValueError(

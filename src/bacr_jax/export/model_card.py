@@ -12,8 +12,8 @@ import yaml
 from bacr_jax import __version__, files
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import cap, mixture
 from bacr_jax.config.presets import preset_of
-from bacr_jax.config.resolve import cap, mixture
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.model.hf.vocabulary import check_links

@@ -103,12 +103,17 @@ class MicroBatchPlan:
 
 
 def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
-    """Returns the indices m A + a of the tokens a of each trace's answers m, padded with -1.
+    """Returns where the real tokens of each trace's answers are in its padded answers.
+
+    The answers of a trace are padded to A positions each. Position a of answer m has index m A + a.
 
     Args:
       lengths: [traces, answers] number of tokens of each answer, including its forced suffix.
       longest: number of positions per answer (A).
       positions: number of entries per trace in the result.
+
+    Returns:
+      [traces, positions] indices of the real tokens in ascending order, followed by -1.
     """
     is_token = np.arange(longest) < lengths[:, :, None]
     is_token = is_token.reshape(len(lengths), -1)

@@ -97,7 +97,7 @@ def next_token_logprobs(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B V"]:
-    """Returns the log-probabilities of all possible next tokens after each row, in nats.
+    """Returns the log-probabilities of all possible next tokens after each sequence (row), in nats.
 
     The arguments are the same as for `response_logprobs`.
     """
@@ -122,7 +122,7 @@ def next_token_logprobs(
 def in_portions(
     of_rows: Callable[[np.ndarray], Array], rows: Int[np.ndarray, "n"], size: int
 ) -> Float[np.ndarray, "n ..."]:
-    """Applies a function to `size` rows at a time and concatenates the results.
+    """Applies a function to `size` sequences (rows) at a time and concatenates the results.
 
     The last call is filled up with repeated rows, so that the function is compiled for one size
     only.

@@ -204,7 +204,11 @@ class Updates:
         return minibatches
 
     def _sizes(self, part: Batch) -> dict[str, int]:
-        """Returns the sizes on which an update's memory depends, for out-of-memory messages."""
+        """Returns the sizes on which an update's memory depends, for out-of-memory messages.
+
+        They are the number of traces, the size of a micro-batch in traces or tokens, and the number
+        of positions per trace.
+        """
         rows, width = part.trunk.shape
         _, cuts, branch_width = part.branches.shape
         sizes = {"update_rows": rows}
@@ -298,13 +302,18 @@ class Updates:
     def _bounded(
         self, step: Step, rows: Sequence[Batch], frozen: Params | None, parts: int = 1
     ) -> Step:
-        """Limits the KL divergence of an optimizer step to `max_update_kl`, if it is set.
+        """Limits how far an optimizer step may move the policy.
 
         Args:
-          step: function that takes the step.
-          rows: traces of the step, on their devices.
+          step: function that takes an optimizer step.
+          rows: the traces on which the step is computed, as arrays on their devices. The KL
+            divergence between the policies before and after the step is measured on them.
           frozen: parameters of the policy that are not trained. None if all are trained.
           parts: number of micro-batches into which each entry of `rows` is split for scoring.
+
+        Returns:
+          A function that takes the step with a KL divergence of at most `max_update_kl`, or `step`
+          itself if this limit is None.
         """
         if self.max_update_kl is None:
             return step

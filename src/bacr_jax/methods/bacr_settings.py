@@ -156,7 +156,8 @@ def _steep_weights(config: MethodSettings) -> Iterator[str]:
     largest = math.floor(1e3 * weights[j] / (weights[j + 1] - weights[j])) / 1e3
     yield (
         f"cuts.weights={written(cuts.weights)}: with "
-        f"reward.coefficient={written(reward.coefficient)} a right answer at cut {j + 1} would be "
-        f"punished, because losing it pays for progress at cut {j + 2}; set reward.coefficient to "
-        f"at most {largest:g}, reward.dense=false, or flatter weights such as [.12, .12, .16, .6]"
+        f"reward.coefficient={written(reward.coefficient)} a right answer at cut {j + 1} would "
+        f"reduce the reward, because a wrong answer there increases the reward of progress at cut "
+        f"{j + 2}; set reward.coefficient to at most {largest:g}, reward.dense=false, or flatter "
+        "weights such as [.12, .12, .16, .6]"
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from bacr_jax.advantages import group_advantage
-from bacr_jax.config.resolve import CORRECT
+from bacr_jax.config.derived import CORRECT
 from bacr_jax.config.settings import MethodSettings
 from bacr_jax.methods.dapo import dynamic_keep
 from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family

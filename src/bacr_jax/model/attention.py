@@ -176,8 +176,8 @@ def causal_attention(
 
     Args:
       implementation: "xla" runs on any device. "cudnn" requires an NVIDIA GPU and 16-bit floats.
-      lengths: number of real tokens per row, with which cuDNN skips padding. None computes padding
-        too.
+      lengths: number of real tokens per row. cuDNN does not compute the padding after them. If
+        None, outputs are computed at all positions.
 
     Raises:
       UserError: If the implementation is "cudnn" and the inputs are 32-bit floats.
@@ -197,7 +197,7 @@ def _cudnn_attention(
     """Computes causal self-attention with cuDNN's kernel (see `causal_attention`)."""
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise UserError(
-            f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; set "
+            f"model.attention: cudnn supports bfloat16 and float16, but found {q.dtype}; set "
             "model.attention=xla or model.compute_dtype=bfloat16"
         )
     length = q.shape[1]
@@ -250,7 +250,7 @@ def _block_rows(length: int) -> int:
 
 
 def _block_sizes(length: int) -> list[int]:
-    """Returns the number of queries in each block of a row. The last block may be smaller."""
+    """Returns the number of queries in each block of a sequence. The last block may be smaller."""
     rows = _block_rows(length)
     return [min(rows, length - start) for start in range(0, length, rows)]
 
@@ -364,7 +364,11 @@ def _tree_attention_by_blocks(
     branch_of: Int[Array, "B F"] | None,
     trunk_length: int,
 ) -> Float[Array, "B T N H"]:
-    """Computes `tree_attention` with XLA, in blocks of trunk queries and one block of branches."""
+    """Computes `tree_attention` with XLA, in blocks of queries.
+
+    The queries of prompt and thinking (trunk) form several blocks, and the queries of all answers
+    (branches) form one block.
+    """
     count = q.shape[1] - trunk_length
     sizes = _block_sizes(trunk_length)
     trunk_rows = 0

@@ -253,7 +253,7 @@ class Block(nn.Module):
         return self.param(name, init, (width,), jnp.float32).astype(self.dtype)
 
     def _norm(self, x: Float[Array, "*B D"], name: str) -> Float[Array, "*B D"]:
-        """Applies the RMS norm called `name`."""
+        """Applies an RMS norm whose scale is the parameter `name`."""
         scale = self._weight(name, _ONES, x.shape[-1])
         return rms_norm(x, scale, self.config.rms_norm_eps)
 

@@ -194,7 +194,7 @@ def make(
 def write(
     cache: LayerCache, k: Float[Array, "B 1 K H"], v: Float[Array, "B 1 K H"], at: Int[Array, "B"]
 ) -> LayerCache:
-    """Writes the keys and values of one token per row at position `at` of the row.
+    """Writes the keys and values of one token per sequence (row), at position `at` of the sequence.
 
     A token whose position is beyond the end of the cache is dropped.
     """
@@ -207,7 +207,7 @@ def write(
 
 
 def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCache:
-    """Copies the rows of the cache `new` to the rows `at` of `cache`.
+    """Copies the sequences (rows) of the cache `new` to the rows `at` of `cache`.
 
     Indices in `at` beyond the last row are dropped, as are positions of `new` beyond the length of
     `cache`.

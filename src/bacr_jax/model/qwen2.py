@@ -221,8 +221,8 @@ class Tree(NamedTuple):
         from there.
       packing: index m A + a of each branch token to compute, and -1 for unused positions. The
         tokens of a branch must be contiguous and in order. None computes all M A tokens.
-      lengths: number of real tokens of each trunk, with which cuDNN skips padding. None computes
-        padding too.
+      lengths: number of real tokens of each trunk. cuDNN does not compute the padding after them.
+        If None, outputs are computed at all positions.
     """
 
     trunk: Int[Array, "B S"]
@@ -233,7 +233,7 @@ class Tree(NamedTuple):
 
     @property
     def branch_of(self) -> Int[Array, "B F"] | None:
-        """Returns the branch index of each packed token, -1 if unused, or None without packing."""
+        """Returns the answer (branch) of each packed token, or -1; None without packing."""
         if self.packing is None:
             return None
         # Floor division maps -1 to -1.
@@ -243,7 +243,9 @@ class Tree(NamedTuple):
 def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
     """Returns the tokens and positions of each tree as one row: first the trunk, then its branches.
 
-    The length of a row is T = S + M A, or T = S + F if the branches are packed (`Tree.packing`).
+    The trunk is a prompt with its thinking (S tokens). The M branches are answers that continue the
+    thinking from different points (A tokens each). The length of a row is T = S + M A, or T = S + F
+    if `Tree.packing` selects only F of the branch tokens.
     """
     trunk, branches, context, packing, _ = tree
     chex.assert_rank([trunk, branches, context], [2, 3, 2])

@@ -36,11 +36,18 @@ class RealTokens:
     shared: Bool[Array, "B T"]
 
     def listed(self, rows: Array) -> Array:
-        """Gathers [B, T, ...] into [1, U, ...]. The gradient of each entry goes to its source."""
+        """Gathers padded rows [B, T, ...] into the list of real tokens [1, U, ...].
+
+        In the backward pass, the gradient of a list entry is written to the position in `source`,
+        even if several rows share the token.
+        """
         return _listed(rows, self)
 
     def spread(self, listed: Array) -> Array:
-        """Gathers [1, U, ...] into [B, T, ...]. Gradients of shared tokens are summed over rows."""
+        """Gathers the list of real tokens [1, U, ...] into padded rows [B, T, ...].
+
+        In the backward pass, the gradients of a token that several rows share are summed.
+        """
         return _spread(listed, self)
 
     @property
@@ -129,7 +136,7 @@ def _spread_forward(listed: Array, real: RealTokens) -> tuple[Array, RealTokens]
 
 
 def _spread_gradient(real: RealTokens, upstream: Array) -> tuple[Array, None]:
-    """Sums gradients of shared tokens over their rows, then gathers them into the list."""
+    """Sums gradients of shared tokens over padded rows, then gathers them into the token list."""
     num_rows = upstream.shape[0]
     is_shared = _expand(real.shared, upstream)
     owner = jax.nn.one_hot(real.owner, num_rows, dtype=upstream.dtype)

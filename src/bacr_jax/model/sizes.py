@@ -96,8 +96,9 @@ class Qwen2Config:
         # Norms before attention and before the MLP. The final norm is counted below.
         per_layer += 2 * self.hidden_size
         final_norm = self.hidden_size
-        tables = 1 if self.tie_embeddings else 2
-        embeddings = tables * self.vocab_size * self.hidden_size
+        # Tied models use one matrix for the input embeddings and the output head.
+        num_matrices = 1 if self.tie_embeddings else 2
+        embeddings = num_matrices * self.vocab_size * self.hidden_size
         return embeddings + self.num_layers * per_layer + final_norm
 
 

@@ -29,7 +29,7 @@ class ValueHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Float[Array, "*B F"]) -> Float[Array, "*B"]:
-        """Returns the value of each row of features."""
+        """Returns the predicted value for each row of features."""
         h = nn.silu(nn.Dense(self.hidden_size, name="hidden")(features))
         return nn.Dense(1, name="out", kernel_init=nn.initializers.zeros)(h)[..., 0]
 

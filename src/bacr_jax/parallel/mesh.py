@@ -51,7 +51,7 @@ class MeshShape(NamedTuple):
 
     @property
     def slot_shards(self) -> int:
-        """Returns the number of shards of the decoded rows."""
+        """Returns the number of parts into which the mesh divides the traces that are decoded."""
         return self.num_devices // self.decode_tensor
 
 
@@ -77,7 +77,7 @@ def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int,
 def layouts(
     num_devices: int, *, hidden_size: int, intermediate_size: int, num_kv_heads: int
 ) -> Iterator[MeshShape]:
-    """Yields every mesh shape for these devices that `resolve` accepts for a model."""
+    """Yields every mesh shape for these devices whose shards divide the model's width and heads."""
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
     for data, fsdp, tensor in _layouts(num_devices, hidden_size, kv_heads):
         for decode_tensor in _divisors(math.gcd(fsdp * tensor, kv_heads)):

@@ -145,7 +145,10 @@ class Peers:
         self._status = self._status | {"phase": phase, "step": step}
 
     def exchange(self) -> None:
-        """Writes the heartbeat of this process and reads the heartbeats of all processes."""
+        """Writes the heartbeat of this process and reads the heartbeats of all processes.
+
+        Also reads the message of process 0 about a lost process, if there is one.
+        """
         self._status["beat"] += 1
         self._store.key_value_set(
             f"{_KEYS}{self._index}", json.dumps(self._status), allow_overwrite=True

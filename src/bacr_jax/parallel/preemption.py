@@ -60,7 +60,8 @@ class PreemptionHandler:
         elif now - self._received_at > _SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            # The first process of a container is not terminated by its own signals.
+            # A process with PID 1, such as the main process of a container, ignores signals with
+            # the default action, so it must exit explicitly.
             os._exit(128 + number)
 
     def poll(self) -> None:

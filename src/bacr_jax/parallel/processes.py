@@ -133,7 +133,10 @@ def reserve_threads(environment: MutableMapping[str, str]) -> None:
 
 
 def threads(environment: Mapping[str, str]) -> int:
-    """Returns the size of XLA's thread pools for CPUs."""
+    """Returns the number of threads in each of XLA's thread pools for CPUs.
+
+    It is the environment variable NPROC, or the number of cores if NPROC is not a positive number.
+    """
     text = environment.get(_THREADS, "")
     return int(text) if text.isdecimal() and int(text) else cores()
 

@@ -154,7 +154,10 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
 
 
 def row_shards(mesh: AnyMesh | None, over: Sequence[str] = ROW_AXES) -> int:
-    """Returns the number of shards of rows. The number of rows must be divisible by it."""
+    """Returns the number of parts into which the mesh divides the rows of a batch.
+
+    The number of rows must be divisible by it.
+    """
     if mesh is None:
         return 1
     return math.prod(mesh.shape[axis] for axis in over)

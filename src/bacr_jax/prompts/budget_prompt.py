@@ -59,7 +59,7 @@ class BudgetPrompts:
 
     @property
     def rest(self) -> int:
-        """Returns the maximum number of tokens after `opened`."""
+        """Returns the maximum number of prompt tokens from the number of the budget on."""
         return self.digits + len(self.closing)
 
     @property

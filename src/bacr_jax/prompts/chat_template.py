@@ -148,7 +148,7 @@ def render(
 
 @functools.lru_cache(maxsize=256)
 def _rendered(request: str) -> str:
-    """Renders a JSON-encoded request. Results are cached."""
+    """Renders a chat template in a process with limits on time and memory. Results are cached."""
     process = shared_process()
     return str(process.ask("render", seconds=SECONDS, memory=MEMORY, **json.loads(request)))
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bacr_jax.config import DataConfig
-from bacr_jax.config.resolve import builtin_vocab
+from bacr_jax.config.derived import builtin_vocab
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
 
@@ -222,11 +222,15 @@ def with_texts(style: PromptFormat, data: DataConfig) -> PromptFormat:
 
 
 def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
-    """Replaces the suffixes of a format.
+    """Replaces the texts of a format that are inserted between thinking and answer.
+
+    The forced suffix is inserted after truncated thinking, and the natural suffix after thinking
+    that the policy has closed.
 
     Args:
-      text: new forced suffix. The part after `think_close` becomes the natural suffix, as in the
-        predefined formats. None leaves the format unchanged.
+      style: the prompt format.
+      text: new forced suffix. The part after the tag that closes the thinking becomes the natural
+        suffix, as in the predefined formats. None leaves the format unchanged.
 
     Raises:
       UserError: If the text does not close the thinking exactly once, or does not end by opening

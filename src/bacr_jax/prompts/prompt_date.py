@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bacr_jax import files
 from bacr_jax.config import DataConfig
-from bacr_jax.config.resolve import builtin_vocab
+from bacr_jax.config.derived import builtin_vocab
 from bacr_jax.prompts.chat_template import today
 
 # Tokenizer files that can contain chat templates, and the template function that returns the date.

@@ -120,10 +120,11 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
 def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Automaton:
     """Compiles a stop string for a tokenizer. Results are cached.
 
-    A string that overlaps with itself by two or more bytes may be rejected. For example, after four
-    tokens `a`, the match of `aaab` started in the second token. `opens` cannot represent this,
-    because it only marks matches that start in the current token. Tags never overlap with
-    themselves in this way.
+    A string that overlaps with itself by two or more bytes may be rejected. For example, if the
+    stop string is `aaab` and each token is one character, the tokens `a a a a b` complete a match
+    that started in the second token. The field `opens` of the result only marks tokens in which a
+    match starts, so it cannot represent a start that changes later. Tags such as `</think>` never
+    overlap with themselves in this way.
 
     Args:
       string: stop string. An empty string never matches.

@@ -1,6 +1,6 @@
 """Builds the task of a run: tokenizer, questions, prompts, stop strings and graders.
 
-`build_environment` builds a `TaskData` once from the settings, on the host. The training loop and
+`build_task_data` builds a `TaskData` once from the settings, on the host. The training loop and
 evaluation then only handle arrays: prompts as inputs and graded outcomes as outputs.
 """
 
@@ -263,10 +263,10 @@ class TaskData:
             grader.close()
 
     def counters(self) -> dict[str, int]:
-        """Returns the counters of the current grader.
+        """Returns counts of graded answers since the start, such as `graded` and `correct`.
 
-        If there are additional rewards, "rewards_failed" is the number of answers that they failed
-        to score.
+        They are the counters of the current grader. If the user has added reward functions,
+        `rewards_failed` is the number of answers that these functions failed to score.
         """
         counters = dict(self.grader.counters())
         failed = [reward.counters()["failed"] for reward in self.shared_rewards.values()]
@@ -552,7 +552,7 @@ def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRu
     )
 
 
-def build_environment(
+def build_task_data(
     task: TaskSettings,
     tokenizer: Any,
     vocab_size: int,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.config.resolve import LARGEST
+from bacr_jax.config.derived import LARGEST
 from bacr_jax.config.settings import ResponseLimits
 from bacr_jax.config.values import TypeMismatch, convert, shown
 from bacr_jax.errors import UserError

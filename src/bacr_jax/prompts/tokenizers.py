@@ -138,7 +138,7 @@ def _try_in_limits(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _fault_in_limits(folder: str, digest: str) -> str:
-    """Returns the reason why a tokenizer cannot be used, or an empty string if it can.
+    """Loads a tokenizer in a process with limits, and returns why it is unusable, or "".
 
     Args:
       digest: digest of the tokenizer's files. It is part of the cache key, so that unchanged files
@@ -182,7 +182,7 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{file} is not a JSON object ({reason}); copy the file again"
+                f"{file} is not a JSON object ({reason}); download or copy the file again"
             ) from None
         if value is None:
             continue

@@ -18,7 +18,7 @@ from bacr_jax.config import Config, DataConfig, ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, data_set, entry_point
-from bacr_jax.config.resolve import builtin_vocab
+from bacr_jax.config.derived import builtin_vocab
 from bacr_jax.config.settings import Settings, resolve
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError

@@ -11,7 +11,7 @@ import numpy as np
 from bacr_grading import confinement
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
-from bacr_jax.config.resolve import builtin_vocab, mixture
+from bacr_jax.config.derived import builtin_vocab, mixture
 from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.errors import UserError
 from bacr_jax.questions import ledger, math_sets
@@ -233,7 +233,14 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
 def load_questions(
     spec: str | Sequence[str], config: DataConfig, seed: int, split: Split
 ) -> QuestionSet:
-    """Reads or generates a set, or a mixture of sets with weights such as `2*gym:gcd`."""
+    """Reads or generates the questions of a set, or of a mixture such as `[ledger, 2*gym:gcd]`.
+
+    Args:
+      spec: name of the set, or the names of several sets, each with an optional weight.
+      config: data settings of the run.
+      seed: seed of the run, for sets that are generated.
+      split: "train" or "test".
+    """
     key = "data.train" if split == "train" else "data.eval"
     parts = [(weight, open_source(name, config, seed, key)) for weight, name in mixture(spec)]
     return question_set(parts, config, split)

@@ -324,8 +324,9 @@ def _ids(rows: Sequence[Record], names: Sequence[str], prefix: str) -> list[str]
     """Returns an id for each row.
 
     Args:
-      names: columns of ids. The first column with a unique id in every row is used.
-      prefix: beginning of the ids if the set has no such column; the index of the row follows.
+      rows: the rows of a table.
+      names: columns that may contain ids. The first column with a unique id in every row is used.
+      prefix: if no column has unique ids, the ids are PREFIX-0, PREFIX-1 and so on.
     """
     for name in names:
         ids = [printable(str(row[name])) for row in rows if row.get(name) is not None]

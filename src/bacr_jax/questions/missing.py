@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config import DataConfig, EvalConfig
-from bacr_jax.config.resolve import mixture, selection_problems
+from bacr_jax.config.derived import mixture
+from bacr_jax.config.training_checks import selection_problems
 from bacr_jax.errors import UserError
 from bacr_jax.questions.math_sets import LAYOUTS, TABLES, how_to_get
 from bacr_jax.questions.tables import SetNotFound, find

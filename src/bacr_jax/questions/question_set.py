@@ -23,7 +23,7 @@ _PER_QUESTION = (
     "rows",
     "duplicates",
 )
-# Maximum number of identifiers of omitted rows in a summary.
+# Maximum number of ids that a summary of the rows that were left out lists for each reason.
 _SHOWN = 3
 
 
@@ -90,7 +90,7 @@ class QuestionSet:
             object.__setattr__(self, "duplicates", np.zeros(size, bool))
         sizes = {len(getattr(self, name)) for name in _PER_QUESTION}
         if len(sizes) != 1:
-            raise ValueError(f"fields of different lengths: {sorted(sizes)}")
+            raise ValueError(f"fields have different lengths: {sorted(sizes)}")
 
     @property
     def graded_by(self) -> tuple[str, float]:

@@ -92,7 +92,8 @@ def mark_duplicates(test: QuestionSet, train: QuestionSet) -> QuestionSet:
     return dataclasses.replace(test, duplicates=marked, compared_with=train.name)
 
 
-# At most one of this number of distinct questions is held out, so nine tenths remain for training.
+# Divisor of the number of distinct questions. At most a tenth of them is held out, so nine tenths
+# remain for training.
 LARGEST_SHARE = 10
 REASON = "held out for validation"
 

@@ -133,6 +133,9 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
 
     All files are returned if no path contains a word for any split. They are also returned if
     `any_split` is True and all paths name the same split.
+
+    Raises:
+      UserError: if the folder contains no tables, or tables of other splits only.
     """
     files = sorted(_table_files(folder))
     if not files:

@@ -284,10 +284,10 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, *, most: float = _MOST_STEPS) -> list[tuple[float, str]]:
-        """Returns the values of the ticks with their names.
+        """Returns the ticks of the axis, as pairs of a value and its label.
 
         Args:
-          most: maximum number of steps between the ticks of a linear axis.
+          most: maximum number of intervals between ticks on a linear axis.
         """
         if self.axis.ticks is not None:
             ticks = self.axis.ticks

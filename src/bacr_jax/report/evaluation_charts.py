@@ -22,9 +22,9 @@ _MOST_TICKS = 8
 _BELOW = 0.93
 _ABOVE = 1.07
 CUT_EARLY = "before, cut at smaller budgets"
-_CUT_EARLY_LOOK = Series("", [], [], "s0", line=":", marker="o", hollow=True)
-# A curve with the look of each policy, by the policy's name.
-Looks = Mapping[str, Series]
+_CUT_EARLY_STYLE = Series("", [], [], "s0", line=":", marker="o", hollow=True)
+# A curve with the style of each policy, by the policy's name.
+StylesByName = Mapping[str, Series]
 # x, y, and both ends of the interval of y.
 _Point = tuple[float, float, tuple[float, float]]
 
@@ -80,13 +80,13 @@ def _modes(summaries: Iterable[Summary]) -> list[str]:
 
 
 def accuracy_charts(
-    policies: Mapping[str, Summary], looks: Looks, cut_early: Summary | None = None
+    policies: Mapping[str, Summary], styles: StylesByName, cut_early: Summary | None = None
 ) -> list[Chart]:
     """Builds charts of accuracy by budget for each decoding mode, then by tokens used.
 
     Args:
       policies: summaries by name; the first policy is the reference.
-      looks: a curve with the look of each policy, by name.
+      styles: a curve with the style of each policy, by name.
       cut_early: results of the policy before training whose thinking is cut at smaller budgets, by
         decoding mode and cut. Training saves tokens only where it is above this curve.
     """
@@ -100,11 +100,11 @@ def accuracy_charts(
             "accuracy",
             "ci95",
             axis,
-            looks,
+            styles,
         )
         for mode in modes
     ]
-    by_tokens = [_by_tokens(policies, mode, axis, looks) for mode in modes]
+    by_tokens = [_by_tokens(policies, mode, axis, styles) for mode in modes]
     if cut_early:
         by_tokens = [
             _with_cut_early(chart, cut_early.get(mode, {})) for chart, mode in zip(by_tokens, modes)
@@ -119,16 +119,16 @@ def _with_cut_early(chart: Chart, entries: Mapping[str, Mapping[str, Any]]) -> C
         entry = entries[cut]
         point = (entry["mean_total_tokens"], _percent(entry["accuracy"]))
         points.append((*point, _percent_ends(entry, "ci95")))
-    curve = _policy_curve(CUT_EARLY, _CUT_EARLY_LOOK, points)
+    curve = _policy_curve(CUT_EARLY, _CUT_EARLY_STYLE, points)
     return replace(chart, series=[curve, *chart.series])
 
 
-def completion_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Chart]:
+def completion_charts(policies: Mapping[str, Summary], styles: StylesByName) -> list[Chart]:
     """Builds charts of completion, accuracy given completion, and tokens, for each decoding mode.
 
     Args:
       policies: summaries by name.
-      looks: a curve with the look of each policy, by name.
+      styles: a curve with the style of each policy, by name.
     """
     charts = []
     for mode in _modes(policies.values()):
@@ -139,7 +139,7 @@ def completion_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Cha
             "completion_rate",
             "completion_ci95",
             _TRACES_PERCENT,
-            looks,
+            styles,
             note="share of traces whose thinking ended by itself",
         )
         accuracy_if_complete = _by_budget(
@@ -149,18 +149,18 @@ def completion_charts(policies: Mapping[str, Summary], looks: Looks) -> list[Cha
             "accuracy_if_complete",
             "if_complete_ci95",
             _PERCENT,
-            looks,
+            styles,
             note="among traces whose thinking ended by itself",
         )
-        tokens = _requested_and_used(policies, mode, looks)
+        tokens = _requested_and_used(policies, mode, styles)
         charts += [completion, accuracy_if_complete, tokens]
     return charts
 
 
-def _policy_curve(label: str, look: Series, points: Sequence[_Point]) -> Series:
+def _policy_curve(label: str, style: Series, points: Sequence[_Point]) -> Series:
     """Returns the curve of a policy."""
     return replace(
-        look,
+        style,
         label=label,
         x=[x for x, _, _ in points],
         y=[y for _, y, _ in points],
@@ -175,7 +175,7 @@ def _by_budget(
     name: str,
     interval: str,
     axis: Axis,
-    looks: Looks,
+    styles: StylesByName,
     *,
     note: str = "",
 ) -> Chart:
@@ -185,7 +185,7 @@ def _by_budget(
       name: field of the rate.
       interval: field of the interval of the rate.
       axis: vertical axis.
-      looks: a curve with the look of each policy, by name.
+      styles: a curve with the style of each policy, by name.
     """
     budgets = set[str]()
     for summary in policies.values():
@@ -200,7 +200,7 @@ def _by_budget(
             y = _percent(entries[budget][name])
             ends = _percent_ends(entries[budget], interval)
             points.append((x, y, ends))
-        series.append(_policy_curve(label, looks[label], points))
+        series.append(_policy_curve(label, styles[label], points))
     names = by_size(positions)
     every = math.ceil(len(names) / _MOST_TICKS)
     x_axis = Axis(
@@ -213,7 +213,9 @@ def _by_budget(
     return Chart(title, series, x_axis, axis, note=note)
 
 
-def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, looks: Looks) -> Chart:
+def _by_tokens(
+    policies: Mapping[str, Summary], mode: str, axis: Axis, styles: StylesByName
+) -> Chart:
     """Builds a chart of accuracy over the mean number of tokens used, with a point per budget."""
     series = list[Series]()
     for label, summary in policies.items():
@@ -224,7 +226,7 @@ def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, looks: Lo
                 accuracy = _percent(entry["accuracy"])
                 points.append((tokens, accuracy, _percent_ends(entry, "ci95")))
         points.sort(key=lambda point: point[0])
-        series.append(_policy_curve(label, looks[label], points))
+        series.append(_policy_curve(label, styles[label], points))
     return Chart(
         f"Accuracy by tokens used, {mode}",
         series,
@@ -240,7 +242,7 @@ def _sorted_entries(summary: Summary, mode: str) -> list[tuple[str, Mapping[str,
     return [(budget, entries[budget]) for budget in by_size(entries)]
 
 
-def _requested_and_used(policies: Mapping[str, Summary], mode: str, looks: Looks) -> Chart:
+def _requested_and_used(policies: Mapping[str, Summary], mode: str, styles: StylesByName) -> Chart:
     """Builds a chart of the thinking tokens used over the budget requested."""
     series = []
     requested = list[int]()
@@ -259,7 +261,7 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, looks: Looks
             points.append((int(budget), mean, (low, high)))
             requested.append(int(budget))
             used += [low, high]
-        series.append(_policy_curve(label, looks[label], points))
+        series.append(_policy_curve(label, styles[label], points))
     x_axis = Axis(
         "budget requested (tokens)",
         log2=True,
@@ -285,8 +287,10 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, looks: Looks
 def swap_charts(swap: Mapping[str, Any]) -> list[list[Chart]]:
     """Builds the charts of a swap table, with a row for each decoding mode.
 
-    The first chart of a row contains accuracy by truncation, with a curve for each budget as input.
-    The second chart contains the thinking tokens by budget as input.
+    A swap table contains results for every pair of a budget that the policy receives as input and a
+    number of tokens after which its thinking is truncated. The first chart of a row shows accuracy
+    by truncation, with a curve for each input budget. The second chart shows the thinking tokens by
+    input budget.
 
     Args:
       swap: entry `swap` of a set in results.json.
@@ -300,7 +304,16 @@ def swap_charts(swap: Mapping[str, Any]) -> list[list[Chart]]:
 
 
 def _swap_accuracies(mode: str, table: Mapping[str, Any], axis: Axis) -> Chart:
-    """Builds the chart of accuracy by truncation, with a curve for each budget as input."""
+    """Builds the chart of accuracy by the number of tokens after which thinking is truncated.
+
+    Each curve belongs to one budget that the policy receives as input. The point at which the input
+    equals the truncation is filled.
+
+    Args:
+      mode: decoding mode, for the title.
+      table: the swap table of the mode.
+      axis: axis of the accuracy.
+    """
     budgets = table["budgets"]
     count = len(budgets)
     series = []
@@ -405,12 +418,14 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     return charts
 
 
-def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]], looks: Looks) -> list[Chart]:
+def mean_over_steps(
+    runs: Mapping[str, Sequence[tuple[int, Summary]]], styles: StylesByName
+) -> list[Chart]:
     """Builds a chart of the mean accuracy over all budgets by step, with a curve per run.
 
     Args:
       runs: step and summary of each evaluation of a run, by the run's label.
-      looks: a curve with the look of each run, by label.
+      styles: a curve with the style of each run, by label.
 
     Returns:
       A chart for each decoding mode.
@@ -429,7 +444,7 @@ def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]], looks: Lo
                     accuracies = [entry["accuracy"] for entry in entries.values()]
                     steps.append(float(step))
                     means.append(100 * (sum(accuracies) / len(accuracies)))
-            series.append(replace(looks[label], label=label, x=steps, y=means))
+            series.append(replace(styles[label], label=label, x=steps, y=means))
         title = f"Accuracy during training, {mode}, mean over budgets"
         charts.append(Chart(title, series, _STEP, axis))
     return charts

@@ -10,8 +10,8 @@ from bacr_jax.config.presets import preset_of
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report import pictures
 from bacr_jax.report.charts import Chart, Series
+from bacr_jax.report.curve_styles import REFERENCE, styles_of
 from bacr_jax.report.evaluation_charts import accuracy_charts, over_steps, swap_charts
-from bacr_jax.report.looks import REFERENCE, looks_of
 from bacr_jax.report.run_data import RunData
 from bacr_jax.report.table import set_title
 from bacr_jax.report.training_charts import budget_charts, training_charts
@@ -33,7 +33,7 @@ def tokens_picture(path: Path, policies: Mapping[str, Summary], title: str) -> b
 
 def _by_tokens(policies: Mapping[str, Summary]) -> list[list[Chart]]:
     """Returns the charts of accuracy by tokens used in one row."""
-    charts = accuracy_charts(policies, policy_looks(list(policies)))
+    charts = accuracy_charts(policies, policy_styles(list(policies)))
     return [charts[len(charts) // 2 :]]
 
 
@@ -42,27 +42,27 @@ def swap_picture(path: Path, swap: Mapping[str, Any], title: str) -> bool:
     return pictures.attempt(path, title, swap_charts, swap)
 
 
-def policy_looks(labels: Sequence[str]) -> dict[str, Series]:
-    """Returns the looks of an evaluation's policies; the first of several is the reference."""
+def policy_styles(labels: Sequence[str]) -> dict[str, Series]:
+    """Returns the styles of an evaluation's policies; the first of several is the reference."""
     has_reference = len(labels) > 1
     compared = labels[1:] if has_reference else labels
-    looks = dict(zip(compared, looks_of(compared)))
+    styles = dict(zip(compared, styles_of(compared)))
     if has_reference:
-        looks[labels[0]] = REFERENCE
-    return looks
+        styles[labels[0]] = REFERENCE
+    return styles
 
 
 def _accuracies(
-    policies: Mapping[str, Summary], looks: Mapping[str, Series] | None = None
+    policies: Mapping[str, Summary], styles: Mapping[str, Series] | None = None
 ) -> list[list[Chart]]:
     """Returns a row of charts by budget and a row of charts by tokens.
 
     With a single decoding mode, both charts are in the same row.
 
     Args:
-      looks: a curve with the look of each policy; None for the looks of policies without a method.
+      styles: a curve with each policy's style; None for styles of policies without a method.
     """
-    charts = accuracy_charts(policies, looks or policy_looks(list(policies)))
+    charts = accuracy_charts(policies, styles or policy_styles(list(policies)))
     half = len(charts) // 2
     if half == 1:
         return [charts]
@@ -103,26 +103,26 @@ def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
     return policies
 
 
-def policies_looks(runs: Sequence[RunData], policies: Mapping[str, Summary]) -> dict[str, Series]:
-    """Returns the looks of the policies of runs: a colour for each method, grey before training.
+def policies_styles(runs: Sequence[RunData], policies: Mapping[str, Summary]) -> dict[str, Series]:
+    """Returns the styles of the policies of runs: a colour for each method, grey before training.
 
     Args:
       policies: the last policy of each run, after the starting policy if there is one.
     """
     labels = list(policies)
-    looks = list(run_looks(runs).values())
+    styles = list(run_styles(runs).values())
     if len(labels) > len(runs):
-        looks.insert(0, REFERENCE)
-    return dict(zip(labels, looks))
+        styles.insert(0, REFERENCE)
+    return dict(zip(labels, styles))
 
 
-def run_looks(runs: Sequence[RunData]) -> dict[str, Series]:
-    """Returns a curve with the look of each run's method, by the run's label."""
+def run_styles(runs: Sequence[RunData]) -> dict[str, Series]:
+    """Returns a curve with the style of each run's method, by the run's label."""
     names = []
     for run in runs:
         preset = preset_of(config_io.flatten(run.config))
         names.append(run.config.method if preset is None else preset.name)
-    return dict(zip([run.label for run in runs], looks_of(names)))
+    return dict(zip([run.label for run in runs], styles_of(names)))
 
 
 def draw_run(run: RunData) -> None:
@@ -144,7 +144,7 @@ def draw_run(run: RunData) -> None:
         title = f"{set_title(name)}: accuracy by thinking budget, 95 % intervals"
         policies = first_and_last(run, name)
         draw(
-            f"accuracy_{short_name}", title, _accuracies, policies, policies_looks([run], policies)
+            f"accuracy_{short_name}", title, _accuracies, policies, policies_styles([run], policies)
         )
         evaluations = [(record["step"], record["sets"][name]) for record in run.of_set(name)]
         if len(evaluations) > 2:

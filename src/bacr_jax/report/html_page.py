@@ -46,7 +46,14 @@ def templates(*folders: Path, escape: bool = False) -> jinja2.Environment:
 
 
 def renderer(*folders: Path) -> Callable[..., Markup]:
-    """Returns a function that renders a template, by name, of these folders or this package."""
+    """Returns a function that renders a Jinja template to HTML.
+
+    The function takes the file name of the template, and the template's variables as keyword
+    arguments.
+
+    Args:
+      *folders: folders that are searched for the template before the templates of this package.
+    """
     environment = templates(*folders, _HERE / "templates", escape=True)
 
     def render_template(name: str, **values: Any) -> Markup:

@@ -10,8 +10,8 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
-from bacr_jax.config.resolve import mixture
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.decline import declines, interval_before
@@ -116,7 +116,7 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
     of_mode = {
         label: {mode: summary[mode]} for label, summary in policies.items() if mode in summary
     }
-    charts = accuracy_charts(of_mode, figures.policies_looks([run], of_mode))
+    charts = accuracy_charts(of_mode, figures.policies_styles([run], of_mode))
     full_table = table.comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
     # The title names the decoding mode, so its column can be left out to fit a phone's screen.
     short_table = replace(
@@ -134,11 +134,11 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
 
 
 def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, Any]) -> str:
-    """Returns a sentence about the change of accuracy and of thinking tokens in training.
+    """Returns a text about the change of accuracy and of thinking tokens in training.
 
-    It lists the budgets at which accuracy rose above or fell below the 95 % interval of before. If
-    accuracy is worse than before training at any budget, it also names the best checkpoint of a
-    finished run.
+    The text lists the budgets at which accuracy rose above or fell below its 95 % interval before
+    training. If accuracy fell at any budget, the text of a finished run also names the best
+    checkpoint.
 
     Args:
       policies: results of the first and the last evaluation.
@@ -270,9 +270,9 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
 def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     """Returns the charts and tables of the results on a set."""
     policies = _policies(runs, name)
-    looks = figures.policies_looks(runs, policies)
-    charts = accuracy_charts(policies, looks, _cut_early(runs, name))
-    charts += completion_charts(policies, looks)
+    styles = figures.policies_styles(runs, policies)
+    charts = accuracy_charts(policies, styles, _cut_early(runs, name))
+    charts += completion_charts(policies, styles)
     charts += _step_charts(runs, name)
     tables = [
         table.comparison(f"{heading}: {_WHAT}", summaries)
@@ -293,9 +293,10 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
 
 
 def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
-    """Returns the results of the policy before training, cut at smaller budgets, by decoding mode.
+    """Returns the results of the policy before training if its thinking is truncated early.
 
-    The result is empty if no run measured the cuts (`eval.cut_every`) before training.
+    The results are by decoding mode and by truncation point. They are empty if no run evaluated
+    truncation points (`eval.cut_every`) before training.
     """
     for run in runs:
         for record in run.of_set(name):
@@ -306,7 +307,12 @@ def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
 
 
 def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:
-    """Returns charts of accuracy over steps if any run has more than two evaluations of the set."""
+    """Returns charts of accuracy over training steps, or [] if no run has three evaluations.
+
+    Args:
+      runs: the runs of the page.
+      name: the evaluation set.
+    """
     evaluations = {
         run.label: [(record["step"], record["sets"][name]) for record in run.of_set(name)]
         for run in runs
@@ -315,7 +321,7 @@ def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:
         return []
     if len(runs) == 1:
         return over_steps(evaluations[runs[0].label])
-    return mean_over_steps(evaluations, figures.run_looks(runs))
+    return mean_over_steps(evaluations, figures.run_styles(runs))
 
 
 def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
@@ -356,14 +362,14 @@ def _compared(
     parts = list[Part]()
     if main_set is not None:
         policies = _policies(runs, main_set)
-        charts = accuracy_charts(policies, figures.policies_looks(runs, policies))
+        charts = accuracy_charts(policies, figures.policies_styles(runs, policies))
         parts += _charts(charts[:1], wide=True)
         parts.append(_table(table.comparison(f"{titles[main_set]}: {_WHAT}", policies)))
     tables, notes = paired_differences(runs)
     parts += map(_table, tables)
     parts += [{"note": note} for note in notes]
     if any(run.metrics for run in runs):
-        parts += _charts(compared_charts(runs, figures.run_looks(runs))[:2])
+        parts += _charts(compared_charts(runs, figures.run_styles(runs))[:2])
     return parts + _rewards_note(runs)
 
 
@@ -405,14 +411,14 @@ def page(runs: Sequence[RunData]) -> str:
 
 def _training(runs: Sequence[RunData], traces: Mapping[str, Sequence[Trace]]) -> list[Part]:
     charts = list[Chart | Bars]()
-    looks = figures.run_looks(runs)
+    styles = figures.run_styles(runs)
     if len(runs) > 1:
-        charts += compared_charts(runs, looks)
+        charts += compared_charts(runs, styles)
     elif runs[0].metrics:
         charts += training_charts(runs[0].metrics, runs[0].config.budget.prior)
         charts += budget_charts(runs[0].metrics)
     if any(run.metrics for run in runs):
-        charts += machinery_charts(runs, traces, looks)
+        charts += machinery_charts(runs, traces, styles)
     if len(runs) > 1 and charts:
         return _rewards_note(runs) + _charts(charts)
     return _charts(charts)

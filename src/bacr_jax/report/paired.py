@@ -65,7 +65,12 @@ def _compared_with(reference: Path, label: str, run: RunData) -> list[Table]:
 
 
 def _note(run: RunData, reason: str) -> str:
-    """Returns a note that names the command after which the run can be compared."""
+    """Returns a note that the run cannot be compared, with the command that makes it possible.
+
+    Args:
+      run: the run.
+      reason: error message that explains why the run cannot be compared.
+    """
     reason = reason.removeprefix("--compare ")
     return (
         f"No paired differences for {run.label}, because they need the answers to each problem: "

@@ -14,7 +14,7 @@ from bacr_jax import errors
 from bacr_jax.files import write_atomically
 from bacr_jax.report import vega
 from bacr_jax.report.charts import MISSING, Chart, grouped_by_colour
-from bacr_jax.report.vega import Looks, Spec, Theme, ink
+from bacr_jax.report.vega import CurveStyles, Spec, Theme, ink
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 # Width and least height of a chart in pixels. PNG files have twice as many.
@@ -57,18 +57,18 @@ def picture(
     num_ticks = max((len(chart.y.ticks or ()) for chart in charts), default=0)
     height = max(least_height, _TICK_HEIGHT * num_ticks)
     total_width = max(map(len, rows)) * width
-    looks = None
+    styles = None
     position: Spec | None = None
     if legend:
         curves = [curve for chart in charts for curve in vega.named_curves(chart)]
-        looks = Looks.of(grouped_by_colour(curves))
-        position = {"orient": "bottom", "columns": _columns(looks, legend, total_width)}
+        styles = CurveStyles.of(grouped_by_colour(curves))
+        position = {"orient": "bottom", "columns": _columns(styles, legend, total_width)}
     explained: list[list[tuple[str, str]]] = []
     drawn_rows = []
     for row in rows:
         drawn = []
         for chart in _with_shared_names(row):
-            spec = _chart(chart, theme, looks, position or _own_legend(chart, explained, width))
+            spec = _chart(chart, theme, styles, position or _own_legend(chart, explained, width))
             drawn.append({"width": width, "height": height, **spec})
         drawn_rows.append({"hconcat": drawn, **_sharing(shared=bool(legend))})
     return {
@@ -108,11 +108,11 @@ def _sharing(*, shared: bool) -> Spec:
     return {"resolve": {"scale": dict.fromkeys(channels, kind)}}
 
 
-def _columns(looks: Looks, most: int, width: int) -> int:
+def _columns(styles: CurveStyles, most: int, width: int) -> int:
     """Returns the number of columns of a legend that fit into a width in pixels."""
-    longest = max(map(len, looks.curves), default=1)
+    longest = max(map(len, styles.curves), default=1)
     fitting = int(width / (_LEGEND_MARKER + _LEGEND_LETTER * longest))
-    return max(min(most, fitting, len(looks.curves)), 1)
+    return max(min(most, fitting, len(styles.curves)), 1)
 
 
 def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int) -> Spec | None:
@@ -127,10 +127,10 @@ def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int
     if len(labels) < 2 or names in explained:
         return None
     explained.append(names)
-    return {"orient": "bottom", "columns": _columns(Looks.of(curves), _COLUMNS, width)}
+    return {"orient": "bottom", "columns": _columns(CurveStyles.of(curves), _COLUMNS, width)}
 
 
-def _chart(chart: Chart, theme: Theme, looks: Looks | None, legend: Spec | None) -> Spec:
+def _chart(chart: Chart, theme: Theme, styles: CurveStyles | None, legend: Spec | None) -> Spec:
     """Returns a chart with its title and its note."""
     title = {**_title(chart.title, chart.note, SIZE[0]), "fontSize": 13}
     if chart.note and not chart.title:
@@ -138,7 +138,7 @@ def _chart(chart: Chart, theme: Theme, looks: Looks | None, legend: Spec | None)
         title["text"] = title.pop("subtitle")
         title |= {"color": ink("soft", theme), "fontSize": 11, "fontWeight": "normal"}
     if chart.drawn:
-        return {"title": title, **vega.chart_spec(chart, theme, looks=looks, legend=legend)}
+        return {"title": title, **vega.chart_spec(chart, theme, styles=styles, legend=legend)}
     text = {"type": "text", "text": MISSING, "color": ink("soft", theme)}
     return {"title": title, "data": {"values": [{}]}, "mark": text}
 

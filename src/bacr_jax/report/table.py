@@ -19,7 +19,7 @@ from markupsafe import Markup
 from rich import box
 from rich.text import Text
 
-from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.errors import printable
 from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.samples import UNLIMITED
@@ -38,8 +38,8 @@ _SET_NAMES = {
     "aime24": "AIME 2024",
     "minerva_math": "Minerva Math",
 }
-# Texts at which a cell is broken if a terminal is narrow: before the tokens of a comparison, and
-# also before an interval.
+# Separators inside the text of a table cell, at which the cell continues on a second line if the
+# terminal is narrow. Two spaces precede the token count of a comparison. " [" begins an interval.
 _TOKENS = ("  ",)
 _INTERVALS = ("  ", " [")
 # Minimum number of columns that identify a row, if a table is spread over several tables.
@@ -125,9 +125,13 @@ class Table:
     def __post_init__(self) -> None:
         num_columns = len(self.header)
         if any(len(row) != num_columns for row in self.rows):
-            raise ValueError(f"table {self.name}: rows of other lengths than the header")
+            raise ValueError(
+                f"table {self.name}: a row and the header have different numbers of entries"
+            )
         if self.groups and sum(span for _, span in self.groups) != num_columns:
-            raise ValueError(f"table {self.name}: groups of other widths than the header")
+            raise ValueError(
+                f"table {self.name}: the groups and the header have different numbers of columns"
+            )
 
     def columns(self) -> list[str]:
         """Returns the names of the columns, each after the name of its group."""

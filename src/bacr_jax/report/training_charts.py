@@ -204,11 +204,11 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return charts
 
 
-def compared_charts(runs: Sequence[RunData], looks: Mapping[str, Series]) -> list[Chart]:
+def compared_charts(runs: Sequence[RunData], styles: Mapping[str, Series]) -> list[Chart]:
     """Builds a chart with a curve per run for each metric that any run recorded.
 
     Args:
-      looks: a curve with the look of each run, by label.
+      styles: a curve with the style of each run, by label.
     """
     curves_of_runs = {run.label: Curves(run.metrics) for run in runs}
     charts = []
@@ -220,7 +220,7 @@ def compared_charts(runs: Sequence[RunData], looks: Mapping[str, Series]) -> lis
                 # Runs can differ in their number of cuts. The last cut is at the budget.
                 cuts = curves.numbered("reward/cut_")
                 name = cuts[-1][0] if cuts else metric
-            series += _series(curves, name, label, looks[label].colour)
+            series += _series(curves, name, label, styles[label].colour)
         if series:
             charts.append(Chart(title, series, _STEP, axis))
     return charts
@@ -229,20 +229,20 @@ def compared_charts(runs: Sequence[RunData], looks: Mapping[str, Series]) -> lis
 def machinery_charts(
     runs: Sequence[RunData],
     traces: Mapping[str, Sequence[Any]],
-    looks: Mapping[str, Series],
+    styles: Mapping[str, Series],
 ) -> list[Chart | Bars]:
     """Builds charts of sampler mismatch, value calibration, time per phase and throughput.
 
     Args:
       traces: logged traces of each run, by the run's label.
-      looks: a curve with the look of each run, by label.
+      styles: a curve with the style of each run, by label.
     """
     mismatch = list[Series]()
     pace = list[Series]()
     for run in runs:
         label = run.label if len(runs) > 1 else ""
         curves = Curves(run.metrics)
-        run_colour = looks[run.label].colour
+        run_colour = styles[run.label].colour
         mismatch += _series(curves, "mismatch/k3", label, run_colour)
         pace += _series(curves, "time/tokens_per_s", label, run_colour)
     mismatch_chart = Chart(
@@ -253,7 +253,7 @@ def machinery_charts(
         note="how far the log-probabilities of the sampler lie from the learner's",
     )
     charts: list[Chart | Bars] = [mismatch_chart]
-    calibration_chart = calibration(traces, looks)
+    calibration_chart = calibration(traces, styles)
     # The chart has no curves if no policy has a value head.
     if calibration_chart.drawn:
         charts.append(calibration_chart)
@@ -330,12 +330,12 @@ def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return bins
 
 
-def calibration(traces: Mapping[str, Sequence[Any]], looks: Mapping[str, Series]) -> Chart:
+def calibration(traces: Mapping[str, Sequence[Any]], styles: Mapping[str, Series]) -> Chart:
     """Builds a chart of mean rewards over predicted values, from the later half of the traces.
 
     Args:
       traces: traces of each run, by the run's label.
-      looks: a curve with the look of each run, by label.
+      styles: a curve with the style of each run, by label.
     """
     series = list[Series]()
     for label, rows in traces.items():
@@ -346,7 +346,7 @@ def calibration(traces: Mapping[str, Sequence[Any]], looks: Mapping[str, Series]
             label if len(traces) > 1 else "",
             [value for value, _, _ in bins],
             [reward for _, reward, _ in bins],
-            looks[label].colour,
+            styles[label].colour,
             [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in bins],
             marker="o",
         )

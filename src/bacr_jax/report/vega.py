@@ -62,7 +62,7 @@ _MARK_STROKES: Mapping[str, Spec] = {
 # Space in pixels between the axes and the first and last values, so that no marker touches an axis.
 _PADDING = 7
 _MARKER_SIZE = 50
-# Four significant digits, with a separator of thousands.
+# Number format of D3: four significant digits, with commas between thousands.
 _FORMAT = ",.4~r"
 _ZOOM = {
     "name": "zoom",
@@ -127,18 +127,18 @@ def config(theme: Theme) -> Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Looks:
-    """Looks of the curves that share a legend.
+class CurveStyles:
+    """Styles of the curves that share a legend.
 
     Attributes:
-      curves: a curve with the look of each name, in the order of the legend.
+      curves: a curve with the style of each name, in the order of the legend.
     """
 
     curves: Mapping[str, Series]
 
     @classmethod
-    def of(cls, series: Iterable[Series]) -> "Looks":
-        """Returns the looks of curves; of curves with one name, the last is in the legend."""
+    def of(cls, series: Iterable[Series]) -> "CurveStyles":
+        """Returns the styles of curves; of curves with one name, the last is in the legend."""
         return cls({curve.label: curve for curve in series})
 
     def channels(self, theme: Theme, *, legend: Spec | None) -> dict[str, Spec]:
@@ -167,10 +167,11 @@ _UNNAMED = "\u2060"
 
 
 def named_curves(chart: Chart) -> list[Series]:
-    """Returns the curves of a chart that are drawn, each with a name.
+    """Returns the curves of a chart, each with a label.
 
-    A pale curve without a label has the name of the curve with the same colour, which is drawn over
-    it. Other curves without a label get a name that is not in the legend.
+    Curves without a label do not appear in the legend. If another curve of the same colour has a
+    label, such as the smoothed curve that is drawn over pale raw values, they get this label.
+    Otherwise, they get a label that starts with `_UNNAMED`.
     """
     curves = [thinned(series) for series in chart.drawn]
     labels = {curve.colour: curve.label for curve in curves if curve.label}
@@ -185,19 +186,19 @@ def chart_spec(
     chart: Chart,
     theme: Theme,
     *,
-    looks: Looks | None = None,
+    styles: CurveStyles | None = None,
     legend: Spec | None = None,
     interactive: bool = False,
 ) -> Spec:
     """Returns the Vega-Lite description of a chart, without size and title.
 
     Args:
-      looks: looks of the curves; None for those of this chart.
+      styles: styles of the curves; None for those of this chart.
       legend: position of the legend; None for a chart without legend.
       interactive: True to show values at the pointer and to zoom.
     """
     curves = named_curves(chart)
-    looks = looks or Looks.of(curves)
+    styles = styles or CurveStyles.of(curves)
     scales = chart.scales()
     arrows = _arrows(curves, *scales)
     x_title = [chart.x.label, ARROWS] if arrows else chart.x.label
@@ -205,7 +206,7 @@ def chart_spec(
         "x": _position("x", scales[0], x_title),
         "y": _position("y", scales[1], chart.y.label),
     }
-    channels = looks.channels(theme, legend=legend)
+    channels = styles.channels(theme, legend=legend)
     layers = [_mark_layer(mark, frame, theme) for mark in chart.marks]
     if chart.diagonal:
         low = max(scale.low for scale in scales)
@@ -341,7 +342,12 @@ def _line_mark(kind: str, line: str) -> Spec:
 
 
 def _range(frame: Mapping[str, Spec], *, across: bool) -> dict[str, Spec]:
-    """Returns the encoding of intervals from `low` to `high`."""
+    """Returns the Vega-Lite encoding of intervals from the field `low` to the field `high`.
+
+    Args:
+      frame: encodings of the axes x and y.
+      across: True for intervals along x, False for intervals along y.
+    """
     axis = "x" if across else "y"
     return {axis: {**frame[axis], "field": "low"}, f"{axis}2": {"field": "high"}}
 

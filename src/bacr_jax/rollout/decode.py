@@ -172,9 +172,9 @@ def draw_tokens(
 
 
 def count_tokens(state: _State, result: StepResult, limit: Int[Array, "..."] | int) -> _State:
-    """Updates the counters of a decoding state with the result of a step.
+    """Updates the counters of traces or answers that are being decoded with the result of a step.
 
-    A row (thinking or answer) ends if the closing tag is complete, the turn has ended, the maximum
+    A trace or an answer (row) ends if the closing tag is complete, the turn has ended, the maximum
     number of sampled tokens is reached, or the logits are non-finite.
 
     Args:

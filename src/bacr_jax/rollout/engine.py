@@ -106,7 +106,9 @@ class SlotDecoder:
     def __init__(
         self, params: DecodeParams, prompts: Prompts, key: jax.Array, setup: SamplingSetup
     ):
-        """Creates a decoder whose slots are free. The arguments are as for `rollouts.generate`.
+        """Creates a decoder without traces: all of its slots, which hold one trace each, are free.
+
+        The arguments are as for `rollouts.generate`.
 
         Raises:
           UserError: `setup.phi_of` is set but the model has no budget conditioning or no gates
@@ -213,7 +215,7 @@ class SlotDecoder:
         slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """Prefills one batch, whose number of rows must be one of `sizes`.
+        """Prefills the prompts of one batch of traces, which must have one of the sizes `sizes`.
 
         Args:
           rows: the rows of this batch.
@@ -249,7 +251,7 @@ class SlotDecoder:
         )
 
     def decode(self) -> None:
-        """Decodes `spec.chunk` thinking tokens in every decoding slot."""
+        """Decodes `spec.chunk` thinking tokens of every trace that is in a decoding slot."""
         self._state = trunking.decode_trunks(
             self._params, self._state, self._draws, spec=self.spec.decode, num_steps=self.spec.chunk
         )
@@ -259,18 +261,18 @@ class SlotDecoder:
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
         """Returns (ended, broken, number of sampled tokens) for each decoding slot, on the host.
 
-        `ended` is True if the thinking in the slot has ended or the slot is free. `broken` is True
-        if the thinking ended because logits were non-finite.
+        A slot decodes one trace at a time. `ended` is True if the thinking of the trace has ended
+        or the slot is free. `broken` is True if the thinking ended because logits were non-finite.
         """
         state = self._state
         return to_host((state.ended, state.broken, state.sampled))
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
-        """Returns the prompt and the sampled tokens in each decoding slot, on the host."""
+        """Returns the prompt and the sampled tokens of the trace in each slot, on the host."""
         return to_host(self._state.tokens)
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
-        """Returns the prompts and the thinking (trunks) in the given slots, on the host."""
+        """Returns prompts and thinking (trunks) of the traces in the given slots, on the host."""
         trunks = to_host(_trunks_of(self._state))
         return jax.tree.map(lambda x: x[slots], trunks)
 

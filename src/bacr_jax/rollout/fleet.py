@@ -349,9 +349,9 @@ class Fleet:
         if evidence > CERTAIN:
             raise UserError(
                 f"rollout.urls: {server.url} does not sample with the weights it was sent: its "
-                "log-probabilities of fixed prompts are nearer to the weights before "
-                f"({rms_difference(theirs, before):.2g} off) than to these ({difference:.2g} off); "
-                "start it again (docs/vllm-training.md)"
+                "log-probabilities of fixed prompts are nearer to the previous weights "
+                f"(difference {rms_difference(theirs, before):.2g}) than to the new ones "
+                f"({difference:.2g}); start it again (docs/vllm-training.md)"
             )
 
     def _draw_contexts(self, version: int, poll: Poll) -> list[Context]:

@@ -168,7 +168,7 @@ class RolloutLoop:
                 engine.prefill(self.rows, entering, slots, together=together)
 
     def decode_trunks(self) -> None:
-        """Decodes a fixed number of thinking tokens in every slot, if any trace is unfinished."""
+        """Decodes a fixed number of thinking tokens of the unfinished traces in decoding slots."""
         engine = self.engine
         occupied = self.scheduler.occupied
         slot_row = self.scheduler.slot_row
@@ -192,7 +192,7 @@ class RolloutLoop:
     def _report_tokens(
         self, on_tokens: Callable[[int, np.ndarray], None], sampled: Int[np.ndarray, "slots"]
     ) -> None:
-        """Passes the new thinking tokens of every row to the callback.
+        """Passes the new thinking tokens of every trace (row) to the callback.
 
         Args:
           on_tokens: callback that receives the index of a row and its new tokens.
@@ -208,9 +208,9 @@ class RolloutLoop:
                 on_tokens(row, tokens[slot, start:stop])
 
     def answer_ended(self) -> bool:
-        """Decodes the answers of finished thinking traces and frees the slots of these traces.
+        """Decodes the answers of traces whose thinking has ended, and frees their decoding slots.
 
-        Nothing is decoded until enough slots have ended (`Scheduler.ready`).
+        Nothing is decoded until enough traces have ended (`Scheduler.ready`).
 
         Returns:
           True if any answers were decoded.
@@ -226,7 +226,7 @@ class RolloutLoop:
         return True
 
     def answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
-        """Decodes the answers of the rows in the given slots.
+        """Decodes the answers of the traces (rows) in the given decoding slots.
 
         Returns:
           The rows' prompts with thinking (trunks) and answers (branches), on the host.
@@ -258,7 +258,7 @@ class RolloutLoop:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> tuple[Trunks, Branches]:
-        """Decodes the answers at the given truncation points (cuts) together.
+        """Decodes the answers of some traces at the given truncation points (cuts) together.
 
         Args:
           slots: slots of the rows to answer.
@@ -298,7 +298,11 @@ class RolloutLoop:
 
 
 def slot_sizes(engine: SlotDecoder) -> dict[str, int]:
-    """Returns the sizes on which a rollout's memory depends, for out-of-memory messages."""
+    """Returns the sizes on which a rollout's memory depends, by name, for out-of-memory messages.
+
+    They are the number of slots (traces decoded at the same time), and the maximum number of
+    positions of a trace, of tokens of a prompt and of tokens of an answer.
+    """
     return {
         "slots": engine.spec.slots,
         "positions": engine.length,

@@ -145,7 +145,7 @@ class Callbacks:
 def check_request(
     prompts: Prompts, rows: RolloutRequest, key: jax.Array, setup: SamplingSetup
 ) -> ResolvedRequest:
-    """Checks a request and fills in its defaults.
+    """Checks a request for traces (rows) and fills in its defaults.
 
     Cuts (truncation points) at or beyond the thinking limit are moved to the end of the grace
     window.
@@ -168,9 +168,10 @@ def check_request(
 
 
 def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup) -> None:
-    """Raises UserError if the numbers of rows or token ids do not match.
+    """Raises UserError if the arrays of a request do not have an entry for each trace (row).
 
-    Also raises UserError if `max_parallel_cuts` is combined with several answers per cut.
+    Also raises UserError if the numbers of token ids of rules and model differ, or if
+    `max_parallel_cuts` is combined with several answers per cut.
     """
     spec = setup.spec
     num_ids = setup.rules.allowed_tokens.shape[0]
@@ -255,24 +256,26 @@ def _check_streams(
     num_keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (num_keys,):
         raise UserError(
-            f"rollout: found {sampling.temperature.shape[0]} temperatures for {num_keys} keys; "
-            "pass one for each, or a single one"
+            f"rollout: found {sampling.temperature.shape[0]} temperatures for {num_keys} random "
+            "keys; pass one temperature per key, or a single one"
         )
     if key.ndim == 0:
         return
     if streams is None:
         raise UserError(
-            f"rollout: found {num_keys} keys and no streams; pass the index of each row's key"
+            f"rollout: found {num_keys} random keys, but `streams` is missing; pass the index of "
+            "each row's key as `streams`"
         )
     if len(streams) and not 0 <= streams.min() <= streams.max() < num_keys:
         raise UserError(
-            f"rollout: found streams from {streams.min()} to {streams.max()}; use 0 to "
-            f"{num_keys - 1}, the index of one of the {num_keys} keys"
+            f"rollout: `streams` must contain the index of a random key for each row, but found "
+            f"indices from {streams.min()} to {streams.max()}; use 0 to {num_keys - 1}, because "
+            f"{num_keys} keys were passed"
         )
 
 
 def check_finite(broken_rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], part: str) -> None:
-    """Raises UserError if any row has non-finite logits.
+    """Raises UserError if the logits of any trace (row) are non-finite.
 
     Args:
       broken_rows: indices into `ids` of rows with non-finite logits.

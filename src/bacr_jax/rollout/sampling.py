@@ -58,15 +58,15 @@ class VocabPart:
         return combine(x, self.axis)
 
     def sum(self, x: Columns) -> RowNumbers:
-        """Returns the sum over the vocabulary."""
+        """Returns the sum of each row over the whole vocabulary."""
         return self._combine(jax.lax.psum, x.sum(-1))
 
     def max(self, x: Columns) -> RowNumbers:
-        """Returns the maximum over the vocabulary."""
+        """Returns the maximum of each row over the whole vocabulary."""
         return self._combine(jax.lax.pmax, x.max(-1))
 
     def min(self, x: Columns) -> RowNumbers:
-        """Returns the minimum over the vocabulary."""
+        """Returns the minimum of each row over the whole vocabulary."""
         return self._combine(jax.lax.pmin, x.min(-1))
 
     def ids(self, x: Columns) -> Int[Array, "n"]:
@@ -105,7 +105,7 @@ class VocabPart:
         block: Callable[[Columns], tuple[TokenIds, _Result]],
         entry: Callable[[Columns, _Result], TokenIds],
     ) -> tuple[TokenIds, _Result]:
-        """Selects a token per row in two steps: first a block of token ids, then an id in it.
+        """Selects a token per sequence (row): first a block of token ids, then an id in the block.
 
         The blocks are the same regardless of how the vocabulary is sharded.
 
@@ -141,7 +141,7 @@ class VocabPart:
         return chosen * BLOCK + entry(within, result), result
 
     def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
-        """Returns the entry of `x` at one token id per row."""
+        """Returns one entry of `x` per sequence (row). `x` has an entry for each token id."""
         local = ids - self._start(x)
         if self.axis is None:
             values = jnp.take_along_axis(x, local[:, None], axis=-1)
@@ -154,7 +154,12 @@ class VocabPart:
         return jax.lax.psum(values, self.axis)
 
     def nth(self, flags: Bool[Array, "R n"], count: TokenIds) -> TokenIds:
-        """Returns the token id of the `count`-th flagged entry. `count` starts at 1."""
+        """Returns, for each sequence (row), the id of the `count`-th flagged vocabulary entry.
+
+        Args:
+          flags: flags of the vocabulary entries that are stored on this device.
+          count: number of the entry in each row, counted from 1 over all devices.
+        """
 
         def block(sums: Array) -> tuple[Array, Array]:
             total = jnp.cumsum(sums, axis=-1)
@@ -195,9 +200,9 @@ class SamplingParams:
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
-        """Expands temperature and top-p from one number per stream to one number per row.
+        """Expands temperature and top-p from one number per stream to one number per trace (row).
 
-        Single numbers are unchanged.
+        A stream is a group of traces with the same settings. Single numbers are unchanged.
 
         Args:
           streams: index of each row's temperature and top-p.

@@ -53,7 +53,7 @@ def positions_needed(
     ended: Bool[np.ndarray, "n"],
     chunk: int,
 ) -> int:
-    """Returns the number of cache positions that the next chunk of decoding steps needs.
+    """Returns the number of cache positions that the traces (rows) need in the next decoding steps.
 
     Args:
       prompts: number of prompt tokens of each row.
@@ -174,10 +174,11 @@ class Scheduler:
         return rows, free
 
     def ready(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
-        """Returns the slots whose answers should be decoded now, after which they are free.
+        """Returns the decoding slots whose answers should be decoded now. They are then free.
 
-        These are all ended slots if every row has ended, or if rows are waiting and the ended slots
-        fill the smallest batch. Otherwise the result is empty.
+        A slot decodes one trace (row) at a time. The result contains all slots whose thinking has
+        ended, if every trace has ended, or if traces are waiting and the ended slots fill the
+        smallest batch. Otherwise the result is empty.
 
         Args:
           ended: True for slots whose row has finished its thinking.

@@ -155,10 +155,10 @@ class RemoteSampling:
         return ends
 
 
-def without_tag(environment: TaskData) -> Callable[[Sequence[int]], int]:
+def without_tag(task_data: TaskData) -> Callable[[Sequence[int]], int]:
     """Builds `RemoteSampling.without_tag`, which counts the tokens before the closing tag."""
     table = compile_stop_string(
-        environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
+        task_data.tokenizer, task_data.style.think_close, vocab_size=task_data.vocab_size
     )
     return lambda tokens: match(table, tokens)[1]
 

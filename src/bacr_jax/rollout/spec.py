@@ -147,7 +147,7 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def row_shards(self) -> int:
-        """Returns the number of shards into which the mesh divides the decoding slots."""
+        """Returns the number of parts into which the mesh divides the decoding slots (traces)."""
         return parallel.row_shards(self.mesh)
 
     def batch_sizes(self) -> list[int]:

@@ -365,7 +365,7 @@ def decode_trunks(
     spec: DecodeSpec,
     num_steps: int,
 ) -> TrunkState:
-    """Runs `num_steps` decoding steps of the thinking in all slots.
+    """Runs `num_steps` decoding steps of the thinking of all traces in decoding slots.
 
     The number of steps is static, so the loop never waits for the host. The state is donated. The
     other arguments are as for `trunk_step`.

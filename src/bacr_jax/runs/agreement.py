@@ -71,22 +71,22 @@ def start_facts(values: Mapping[str, Any], options: Mapping[str, object]) -> Fac
     return facts
 
 
-def input_facts(values: Mapping[str, Any], environment: TaskData) -> Facts:
+def input_facts(values: Mapping[str, Any], task_data: TaskData) -> Facts:
     """Returns digests of the inputs, which must be equal in all processes.
 
     The inputs are the questions, prompts, verifier sources, tokenizer and weights.
 
     Args:
       values: values of this process's config, by dotted key.
-      environment: questions and prompts.
+      task_data: questions and prompts.
     """
     facts = {}
-    sets = {"data.train": environment.train, **environment.eval}
+    sets = {"data.train": task_data.train, **task_data.eval}
     for name, questions in sets.items():
         facts[f"the questions of {name}"] = data_fingerprint(questions.set)
-    for name, digest in environment.prompt_fingerprints.items():
+    for name, digest in task_data.prompt_fingerprints.items():
         facts[f"the digest of {name} (prompts)"] = digest
-    for name, digest in environment.verifier_digests.items():
+    for name, digest in task_data.verifier_digests.items():
         facts[f"the source of {name}"] = digest
     for key in ("model.path", "model.tokenizer", "adapter.path"):
         if not values[key]:
@@ -125,7 +125,8 @@ def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[
     first = facts_by_process[0]
     for process, other in enumerate(facts_by_process):
         differences = [
-            f"{name} ({_short(first.get(name))} there, {_short(other.get(name))} here)"
+            f"{name} ({_short(first.get(name))} in process 0, {_short(other.get(name))} in "
+            f"process {process})"
             for name in dict.fromkeys((*first, *other))
             if first.get(name) != other.get(name)
         ]

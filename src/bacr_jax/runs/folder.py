@@ -315,13 +315,13 @@ def _refuse_foreign_folder(
         if resume != "required":
             return
         raise UserError(
-            f"{where} contains no run to continue; use the folder of a run, or leave out --resume "
-            "required"
+            f"{where} contains no run to continue; use the folder of a run, or leave out the "
+            "option --resume required"
         )
     if resume == "never":
         raise UserError(
-            f"{where} already contains a run; use {free_folder(where, path)}, or leave out "
-            "--resume never"
+            f"{where} already contains a run; use {free_folder(where, path)}, or leave out the "
+            "option --resume never"
         )
     try:
         differing = _differing(path / _CONFIG, values)
@@ -332,7 +332,10 @@ def _refuse_foreign_folder(
         ) from None
     refused = {key: values for key, values in differing.items() if key not in allowed}
     if refused:
-        changes = [f"{key} ({there} there, {now} now)" for key, (there, now) in refused.items()]
+        changes = [
+            f"{key} ({recorded} in the folder, {now} now)"
+            for key, (recorded, now) in refused.items()
+        ]
         raise UserError(
             f"{where} contains a run with another config, which differs in "
             f"{first_of(changes, _MAX_LISTED)}; use {free_folder(where, path)} for a new run, the "

@@ -284,8 +284,9 @@ class RunHealth:
         """Initializes the monitor with an empty history.
 
         Args:
-          largest_mismatch: maximum `mismatch/absolute` that is attributed to rounding, in nats per
-            token.
+          largest_mismatch: maximum mean absolute difference between the log-probabilities of
+            sampler and learner (metric `mismatch/absolute`) that is attributed to rounding, in nats
+            per token.
         """
         self._largest_mismatch = largest_mismatch
         self._first: Metrics | None = None

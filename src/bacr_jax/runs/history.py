@@ -23,10 +23,16 @@ _CHUNK = 1 << 20
 
 
 class History:
-    """A summary of a run's files for its checkpoints. Each line of metrics.jsonl is read once."""
+    """A summary of a run's files that each checkpoint stores, to detect later changes of the files.
+
+    Each line of metrics.jsonl is read once.
+    """
 
     def __init__(self, paths: RunPaths):
-        """Starts at the beginning of the files, which must match the newest checkpoint."""
+        """Creates a summary that has read no records yet.
+
+        If a run is resumed, the files must first be restored to their content at the checkpoint.
+        """
         self._paths = paths
         self._digest = hashlib.sha256()
         self._num_records = 0
@@ -80,9 +86,11 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
     if present_metrics != recorded_metrics:
         before = recorded_metrics["records"]
         now = present_metrics["records"]
+        change = "its records are different"
+        if now != before:
+            change = f"it had {before} records, and has {now}"
         raise UserError(
-            f"{paths.metrics} is not the file that the run had written by step {step} ({before} "
-            f"records then, {now} now, {'different ones' if now == before else 'some lost'}); "
+            f"{paths.metrics} was changed after the checkpoint of step {step} was saved: {change}; "
             "restore the file, or use another output.dir"
         )
     notes = []

@@ -15,8 +15,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bacr_jax.config import Config
-from bacr_jax.config import io as config_io
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.questions.question_set import QuestionSet
@@ -43,7 +41,8 @@ def data_fingerprint(questions: QuestionSet) -> str:
 
 
 def provenance(
-    config: Config,
+    values: Mapping[str, Any],
+    fingerprint: str,
     questions: QuestionSet,
     mesh: Mesh | None,
     evaluated: Sequence[QuestionSet] = (),
@@ -53,7 +52,8 @@ def provenance(
     """Returns the provenance of a checkpoint, serializable as JSON.
 
     Args:
-      config: config of the run.
+      values: values of the run's config, by dotted key.
+      fingerprint: fingerprint of the config (`config.io.fingerprint`).
       questions: training questions.
       mesh: device mesh of the run, or None for a single device.
       evaluated: evaluation sets.
@@ -63,9 +63,9 @@ def provenance(
         digests.
     """
     return {
-        "seed": config.seed,
-        "config": json.loads(json.dumps(config_io.flatten(config))),
-        "config_fingerprint": config_io.fingerprint(config),
+        "seed": values["seed"],
+        "config": json.loads(json.dumps(values)),
+        "config_fingerprint": fingerprint,
         "data_fingerprint": data_fingerprint(questions),
         "evaluated_fingerprints": {data.name: data_fingerprint(data) for data in evaluated},
         "verifier_fingerprints": dict(verifiers or {}),
@@ -194,6 +194,6 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
     for what in ("versions", "devices", "mesh"):
         if then[what] != now[what]:
             yield (
-                f"note: {what} were {then[what]} and are {now[what]}: the run continues, but not "
-                "bit for bit as without the change"
+                f"note: {what} were {then[what]} and are {now[what]} now: the run continues, but "
+                "its results are not bit for bit the ones without the change"
             )

@@ -125,13 +125,13 @@ def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: in
     for name, section in (("model", model), ("rollout", settings.rollout)):
         if section.attention == "cudnn" and (shape.head_dim % 8 or shape.head_dim > 256):
             raise UserError(
-                f"{name}.attention=cudnn takes heads of up to 256 in steps of 8, found "
-                f"{shape.head_dim}; set {name}.attention=xla"
+                f"{name}.attention=cudnn supports head dimensions up to 256 that are multiples of "
+                f"8, but the model has {shape.head_dim}; set {name}.attention=xla"
             )
     if adapter.rank is not None and model.path is None and not settings.has_warmup:
         raise UserError(
-            f"adapter.rank={adapter.rank}: the frozen base would be random weights; set "
-            "model.path=FOLDER (or warmup.steps for the ledger)"
+            f"adapter.rank={adapter.rank}: the adapters would be trained on frozen random weights; "
+            "set model.path=FOLDER (or warmup.steps for the ledger)"
         )
     if adapter.path is not None:
         peft.check_adapter(adapter.path, shape, adapter)

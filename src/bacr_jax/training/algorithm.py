@@ -70,7 +70,7 @@ def iterate(
       The state after the iteration, and the results to log.
     """
     clock = Clock(step, on_phase)
-    graded_before = grader_totals(run.environment)
+    graded_before = grader_totals(run.task_data)
     # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may take
     # several rounds.
     rounds, cursors = sample_step(run, state, step, clock, poll)
@@ -117,7 +117,7 @@ def iterate(
         new = with_upcoming(new, upcoming, clock)
     metrics = {**update_metrics, **advantage_metrics}
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
-    metrics |= host_metrics(clock, graded_before, grader_totals(run.environment))
+    metrics |= host_metrics(clock, graded_before, grader_totals(run.task_data))
     if guard is not None:
         metrics["train/undone"] = float(bool(notes))
     metrics = clock.timed(metrics, chosen.tokens)
@@ -160,17 +160,19 @@ def guarded(
     clock: Clock,
     poll: Poll,
 ) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
-    """Undoes the previous update if the new traces are beyond a bound of `train.undo_*`.
+    """Undoes the previous update if the traces sampled after it violate a limit.
 
-    The policy parameters, the optimizer state and the value head are restored to their values
-    before the update. The step is then sampled again, once. Pass rates and the running means of the
-    method are kept, because they describe traces of the restored policy. The cursors of the
-    question stream (number of questions drawn so far from each difficulty group) are kept as well.
-    The tokens of the discarded traces still count as generated tokens.
+    The limits are the config keys `train.undo_closed_answers` and `train.undo_filled_budgets`. If a
+    limit is violated, the policy parameters, the optimizer state and the value head are restored to
+    their values before the update. The step is then sampled again, once. Pass rates and the running
+    means of the method are kept, because they describe traces of the restored policy. The cursors
+    of the question stream (number of questions drawn so far from each difficulty group) are kept as
+    well. The tokens of the discarded traces still count as generated tokens.
 
     Args:
-      guard: snapshot of the state before the previous update, and the bounds on the traces.
-      sampled: rounds and cursors of this step.
+      guard: snapshot of the state before the previous update, and the limits on the traces.
+      sampled: the traces of this step, as one or more rounds of sampling, and the cursors after
+        them. Dynamic sampling needs several rounds.
 
     Returns:
       The state, rounds and cursors to continue with, and log messages about the undone update. The
@@ -223,9 +225,9 @@ def sample_round(
     plan_key, rollout_key = stages.round_keys(key, step, index)
     # After an undone update, the parameters are the ones that the previous step was sampled with.
     version = step - 1 if again else step
-    if isinstance(state, RunStateAhead) and state.in_hand.there:
-        plan = state.in_hand.plan
-        rollout = state.in_hand.rollout
+    if isinstance(state, RunStateAhead) and state.prefetched.is_sampled:
+        plan = state.prefetched.plan
+        rollout = state.prefetched.rollout
         prompts = stages.prompts_of(run, plan)
     else:
         plan, prompts, cursors = plan_round(run, state, step, plan_key, cursors)
@@ -326,13 +328,13 @@ def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock)
       clock: clock of the step, which records the waiting time.
 
     Returns:
-      The state with the batch. Its flag `in_hand.there` is False if no batch was being sampled or
-      if all servers were lost.
+      The state with the batch. Its flag `prefetched.is_sampled` is False if no batch was being
+      sampled or if all servers were lost.
     """
     sampled = None if upcoming is None else upcoming.wait()
     waiting_seconds = clock.lap("rollout")
     if upcoming is None or sampled is None:
-        return replace(state, in_hand=replace(state.in_hand, there=np.array(False)))
+        return replace(state, prefetched=replace(state.prefetched, is_sampled=np.array(False)))
     batch, sampling_seconds = sampled
     clock.laps["time/overlap"] = max(sampling_seconds - waiting_seconds, 0.0)
-    return replace(state, in_hand=batch, stream=upcoming.cursors)
+    return replace(state, prefetched=batch, stream=upcoming.cursors)

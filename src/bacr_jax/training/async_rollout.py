@@ -26,14 +26,14 @@ class PrefetchedBatch:
     """A batch that was sampled one iteration ahead. It is part of the state of the run.
 
     Attributes:
-      there: True if the batch was sampled. If False, the other fields are unused, and the next
+      is_sampled: True if the batch was sampled. If False, the other fields are unused, and the next
         batch is sampled with the newest policy.
       plan: questions, budgets and truncation points (cuts) of the batch.
       trunks: prompts and sampled thinking, one row per trace.
       branches: sampled answers, each of which continues the thinking from a truncation point.
     """
 
-    there: Bool[np.ndarray, ""]
+    is_sampled: Bool[np.ndarray, ""]
     plan: BatchPlan
     trunks: Trunks
     branches: Branches

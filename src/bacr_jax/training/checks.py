@@ -13,6 +13,7 @@ from pathlib import Path
 from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OutputConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import uninterrupted
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, check_run_folder, run_path
@@ -201,14 +202,15 @@ class _Inputs:
         from bacr_jax.training import initialize, run_summary
 
         processes.check_platform()
+        settings = resolve(self.config)
         if self.reported:
-            faults = initialize.faults_of_inputs(self.config, frozenset(self.reported))
+            faults = initialize.faults_of_inputs(settings, frozenset(self.reported))
             if faults:
                 raise UserError(*faults)
             return
-        method, environment, verifier_lines = initialize.check_inputs(self.config)
+        method, task_data, verifier_lines = initialize.check_inputs(settings)
         path = run_path(self.config.output)
-        shape = model_shape(self.config.model, environment.vocab_size)
-        facts = run_summary.RunFacts(self.config, path, method, shape, environment)
+        shape = model_shape(self.config.model, task_data.vocab_size)
+        facts = run_summary.RunFacts(self.config, path, method, shape, task_data)
         described = run_summary.check_lines(facts)
         self.lines = [*verifier_lines, *described]

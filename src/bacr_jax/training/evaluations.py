@@ -13,7 +13,7 @@ from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import RunFolder
 
 # Evaluations that happen once per run, so their name identifies them without a step.
-FRAME = ("before", "after")
+ENDPOINTS = ("before", "after")
 
 
 class Evaluations:
@@ -21,14 +21,14 @@ class Evaluations:
 
     Attributes:
       records: records of all evaluations, in the format of eval.jsonl.
-      framing: results of the evaluations before and after training, by evaluation and by set.
+      endpoints: results of the evaluations before and after training, by evaluation and by set.
       selected: name of the set that selects the best checkpoint, or None if no set does.
       best: best evaluated checkpoint that still exists, or None.
     """
 
     def __init__(self, selected: str | None, folder: RunFolder, checkpoints: Checkpoints):
         self.records: list[dict[str, Any]] = []
-        self.framing: dict[str, dict[str, Summary]] = {}
+        self.endpoints: dict[str, dict[str, Summary]] = {}
         self.selected = selected
         self.best: Candidate | None = None
         self._candidates: list[Candidate] = []
@@ -42,11 +42,11 @@ class Evaluations:
           has_checkpoint: False if the checkpoint that was evaluated no longer exists.
         """
         self.records.append(record)
-        if record["when"] in FRAME:
-            self.framing[record["when"]] = record["sets"]
+        if record["when"] in ENDPOINTS:
+            self.endpoints[record["when"]] = record["sets"]
         if record["when"] == "before" or not has_checkpoint:
             return
-        before = self.framing.get("before", {})
+        before = self.endpoints.get("before", {})
         self._candidates.append(make_candidate(record, before, self.selected))
         best = choose(self._candidates)
         assert best is not None
@@ -56,7 +56,7 @@ class Evaluations:
 
     def has(self, when: str, step: int) -> bool:
         """True if the evaluation is already recorded."""
-        if when in self.framing:
+        if when in self.endpoints:
             return True
         return any(record["when"] == when and record["step"] == step for record in self.records)
 
@@ -74,6 +74,6 @@ class Evaluations:
 
     def declines_by_set(self) -> dict[str, list[Decline]]:
         """Returns the results that are worse after training than before, by evaluation set."""
-        before = self.framing["before"]
-        after = self.framing["after"]
+        before = self.endpoints["before"]
+        after = self.endpoints["after"]
         return {name: list(declines(before[name], after[name])) for name in after}

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import RewardConfig
-from bacr_jax.config.resolve import CORRECT, reward_shares
+from bacr_jax.config.derived import CORRECT, reward_shares
 from bacr_jax.methods import GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan
@@ -38,9 +38,7 @@ def verify(
       answers per point, and the grader's original verdicts.
     """
     references, questions = references_of(run, plan)
-    outcomes, verdicts = run.environment.grade_answers(
-        rollout.branches, references, questions, poll
-    )
+    outcomes, verdicts = run.task_data.grade_answers(rollout.branches, references, questions, poll)
     flip_rate = run.config.grading.flip_rate
     if flip_rate:
         flip_key = jax.random.fold_in(key, _FLIP_STREAM)
@@ -77,10 +75,10 @@ def reward_scores(
 
     The result is empty if correctness is the only reward.
     """
-    if not run.environment.rewards:
+    if not run.task_data.rewards:
         return {}
     references, questions = references_of(run, plan)
-    scores = run.environment.reward_scores(
+    scores = run.task_data.reward_scores(
         rollout.trunks, rollout.branches, references, questions, poll
     )
     by_name = {name: scores[name].reshape(outcomes.shape) for name in scores}
@@ -103,7 +101,7 @@ def credited(reward: RewardConfig, group_batch: GroupBatch) -> GroupBatch:
 
 def references_of(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:
     """Returns the reference answer and the question of every trace."""
-    data = run.environment.train.set
+    data = run.task_data.train.set
     references = [data.answers[question] for question in plan.rows]
     questions = [data.questions[question] for question in plan.rows]
     return references, questions

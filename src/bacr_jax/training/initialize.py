@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ import jax
 import numpy as np
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config, DataConfig, ModelConfig
-from bacr_jax.config import io as config_io
-from bacr_jax.config.resolve import mixture
+from bacr_jax.config import DataConfig, ModelConfig
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.settings import Settings, TaskSettings, WarmupSettings, resolve
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
@@ -31,7 +30,7 @@ from bacr_jax.model import adapters
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.prompts.formats import format_for
-from bacr_jax.prompts.task_data import TaskData, build_environment
+from bacr_jax.prompts.task_data import TaskData, build_task_data
 from bacr_jax.questions import ledger
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import Split
@@ -127,20 +126,20 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
     config = run.config
     key = jax.random.key(0)
     params = initial.initial_params(key, run.policy, None)
-    environment = run.environment.exactly_graded()
-    run = dataclasses.replace(run, environment=environment, frozen=adapters.split(params)[0])
+    task_data = run.task_data.exactly_graded()
+    run = dataclasses.replace(run, task_data=task_data, frozen=adapters.split(params)[0])
     spec = run.policy.evaluation
     decoder = Decoder(
         run.policy.decode_params(params), spec, run.policy.phi_of(params), spec.max_thinking
     )
-    questions = next(iter(environment.eval.values()))
+    questions = next(iter(task_data.eval.values()))
     # Use twice as many questions as decoding slots, so that the program that refills a slot is
     # compiled too. More questions would not compile any other programs.
     few = np.arange(min(len(questions), 2 * spec.slots))
     largest_budget = max(config.eval.budgets)
     evaluate_set(
         decoder,
-        environment,
+        task_data,
         questions.part(few, questions.set.name),
         key,
         config=dataclasses.replace(
@@ -203,53 +202,58 @@ def abstract_state(run: Run) -> RunState:
     return init_state(run, initial.abstract_params(run.policy), head, abstract=True)
 
 
-def open_inputs(config: Config) -> tuple[Method, TaskData]:
+def open_inputs(settings: Settings) -> tuple[Method, TaskData]:
     """Loads the method, the tokenizer and the questions, and checks the model folder.
 
     It does no work on a device, so that errors in the config are reported early.
     """
-    settings = resolve(config)
+    data = settings.task.data
+    model = settings.policy.model
     method = load_method(settings.method)
-    tokenizer, vocab_size = tokenizer_of(config.data, config.model)
-    shape = setup.model_shape(config.model, vocab_size)
-    style = format_for(config.data, declares_budget=method.declares_budget)
-    environment = build_environment(settings.task, tokenizer, vocab_size, style=style)
-    setup.check_model(settings.policy, shape, environment.longest_prompt)
-    tokens_per_answer = environment.rules.suffix_length + config.rollout.answer_tokens
+    tokenizer, vocab_size = tokenizer_of(data, model)
+    shape = setup.model_shape(model, vocab_size)
+    style = format_for(data, declares_budget=method.declares_budget)
+    task_data = build_task_data(settings.task, tokenizer, vocab_size, style=style)
+    setup.check_model(settings.policy, shape, task_data.longest_prompt)
+    tokens_per_answer = task_data.rules.suffix_length + settings.limits.answer_tokens
     answer_tokens = method.num_cuts * method.answers * tokens_per_answer
     setup.check_allowance(
-        config.train.micro_batch_tokens,
+        settings.policy.train.micro_batch_tokens,
         settings.limits,
-        environment.train.longest,
+        task_data.train.longest,
         answer_tokens,
     )
-    environment.check_verifier()
-    return method, environment
+    task_data.check_verifier()
+    return method, task_data
 
 
-def open_inputs_together(config: Config) -> tuple[Method, TaskData]:
+def open_inputs_together(settings: Settings, values: Mapping[str, Any]) -> tuple[Method, TaskData]:
     """Calls `open_inputs` in every process of a run and checks that the inputs agree.
+
+    Args:
+      settings: settings of the run.
+      values: values of the run's config, by dotted key.
 
     Raises:
       UserError: a process can't read its inputs, or reads different inputs than process 0. Raised
         in all processes.
     """
     if not processes.several():
-        return open_inputs(config)
+        return open_inputs(settings)
     try:
-        method, environment = open_inputs(config)
+        method, task_data = open_inputs(settings)
     except UserError as error:
         refuse_if_processes_differ({}, error)
         raise
-    refuse_if_processes_differ(input_facts(config_io.flatten(config), environment))
-    return method, environment
+    refuse_if_processes_differ(input_facts(values, task_data))
+    return method, task_data
 
 
-def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
+def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
     """Checks all inputs of a run before any work on a device.
 
     Returns:
-      A tuple of the method, the environment, whose graders are closed, and lines of text with the
+      A tuple of the method, the task data, whose graders are closed, and lines of text with the
       scores that each verifier gives to reference answers.
 
     Raises:
@@ -257,39 +261,40 @@ def check_inputs(config: Config) -> tuple[Method, TaskData, list[str]]:
         checked separately, so that the exception lists all errors.
     """
     try:
-        method, environment = open_inputs(config)
-        warning = environment.markup_warning()
+        method, task_data = open_inputs(settings)
+        warning = task_data.markup_warning()
         if warning is not None:
             print(warning, file=sys.stderr)
-        if config.warmup.steps and config.data.train != "ledger":
-            settings = resolve(config)
-            SftBatches(settings.warmup, _warmup_environment(settings, environment))
-        lines = environment.try_verifiers()
-        environment.close()
-        return method, environment, lines
+        if settings.warmup.warmup.steps and settings.task.data.train != "ledger":
+            SftBatches(settings.warmup, _warmup_task_data(settings, task_data))
+        lines = task_data.try_verifiers()
+        task_data.close()
+        return method, task_data, lines
     except UserError as error:
         # Remove duplicate lines.
-        raise UserError(*dict.fromkeys([*error.lines, *faults_of_inputs(config)])) from None
+        raise UserError(*dict.fromkeys([*error.lines, *faults_of_inputs(settings)])) from None
 
 
-def faults_of_inputs(config: Config, reported: frozenset[str] = frozenset()) -> list[str]:
+def faults_of_inputs(settings: Settings, reported: frozenset[str] = frozenset()) -> list[str]:
     """Returns the errors of the method, the model, the verifier and the sets, opened one by one.
 
     Args:
-      config: config of the run.
+      settings: settings of the run.
       reported: `model.path` and names of sets that the caller has found to be missing. They are not
         opened, because each would cause a second error.
     """
-    checks: list[Callable[[], object]] = [functools.partial(load_method, resolve(config).method)]
+    task = settings.task
+    data = task.data
+    checks: list[Callable[[], object]] = [functools.partial(load_method, settings.method)]
     if "model.path" not in reported:
-        checks.append(functools.partial(tokenizer_of, config.data, config.model))
-    if config.grader:
-        checks.append(functools.partial(load_verifier, config.grader))
-    sets: list[tuple[Split, Any]] = [("train", config.data.train)]
-    sets += [("test", spec) for spec in config.data.eval]
+        checks.append(functools.partial(tokenizer_of, data, settings.policy.model))
+    if task.grader.verifier:
+        checks.append(functools.partial(load_verifier, task.grader.verifier))
+    sets: list[tuple[Split, Any]] = [("train", data.train)]
+    sets += [("test", spec) for spec in data.eval]
     for split, spec in sets:
         if reported.isdisjoint(name for _, name in mixture(spec)):
-            checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
+            checks.append(functools.partial(load_questions, spec, data, task.seed, split))
     return faults_of(*checks)
 
 
@@ -345,7 +350,7 @@ def after_rejection_sft(
         params, method_state, tokens = rejection_sft(
             run,
             fresh,
-            shared_format_environment(resolve(run.config).task, run.environment),
+            shared_format_task_data(resolve(run.config).task, run.task_data),
             on_progress=lambda step, total, loss: phase.update(step, loss=loss),
             poll=poll,
         )
@@ -353,25 +358,23 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(task: TaskSettings, current: TaskData) -> TaskData:
+def shared_format_task_data(task: TaskSettings, current: TaskData) -> TaskData:
     """Returns the task data with the prompt format that all methods share."""
     shared_format = format_for(task.data)
     if shared_format == current.style:
         return current
-    return build_environment(task, current.tokenizer, current.vocab_size, style=shared_format)
+    return build_task_data(task, current.tokenizer, current.vocab_size, style=shared_format)
 
 
-def _warmup_environment(settings: Settings, current: TaskData) -> TaskData:
+def _warmup_task_data(settings: Settings, current: TaskData) -> TaskData:
     """Returns the task data of the warm-up, in the prompt format that all methods share.
 
     The questions are drawn with the seed of the warm-up, which may differ from the run's seed.
     """
     if settings.warmup.seed == settings.task.seed:
-        return shared_format_environment(settings.task, current)
+        return shared_format_task_data(settings.task, current)
     task = dataclasses.replace(settings.task, seed=settings.warmup.seed)
-    return build_environment(
-        task, current.tokenizer, current.vocab_size, style=format_for(task.data)
-    )
+    return build_task_data(task, current.tokenizer, current.vocab_size, style=format_for(task.data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,11 +394,11 @@ class _WarmupData:
     prompts_of: Callable[[Any], tuple[Prompts, list[str]]]
 
 
-def _warmup_data(settings: WarmupSettings, environment: TaskData) -> _WarmupData:
+def _warmup_data(settings: WarmupSettings, task_data: TaskData) -> _WarmupData:
     """Returns the warm-up data, from the synthetic ledger task or the training set's traces."""
     largest_budget = settings.largest_budget
     if settings.data.train != "ledger":
-        traces = SftBatches(settings, environment)
+        traces = SftBatches(settings, task_data)
         return _WarmupData(
             traces.batch, traces.styles, lambda style: traces.opened(style, largest_budget)
         )
@@ -403,7 +406,7 @@ def _warmup_data(settings: WarmupSettings, environment: TaskData) -> _WarmupData
     def prompts_of(style: ledger.Style) -> tuple[Prompts, list[str]]:
         # Measure the long style on the hardest questions, which only this style can solve.
         level = ledger.MAX_LEVEL if style == "steps" else settings.warmup.style_level
-        return styled_prompts(environment.train, style, level, largest_budget)
+        return styled_prompts(task_data.train, style, level, largest_budget)
 
     return _WarmupData(ledger_batches(settings), (), prompts_of)
 
@@ -420,16 +423,16 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
     )
     warmup_folder = Path(warmup.dir) if warmup.dir else folder.warmup
     # Grade with the exact grader, because several runs with different graders may share a warm-up.
-    environment = _warmup_environment(settings, run.environment).exactly_graded()
+    task_data = _warmup_task_data(settings, run.task_data).exactly_graded()
     compiles_ahead = can_compile_ahead(run) and not WarmupPaths(warmup_folder).identity.exists()
-    data = _warmup_data(settings.warmup, environment)
+    data = _warmup_data(settings.warmup, task_data)
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
         if style is None:
-            return _accuracy(warmup_run, environment, params, key, poll)
+            return _accuracy(warmup_run, task_data, params, key, poll)
         prompts, references = data.prompts_of(style)
         return _style_accuracy(
-            warmup_run, environment, params, key, style, prompts, references, progress, poll
+            warmup_run, task_data, params, key, style, prompts, references, progress, poll
         )
 
     with (
@@ -463,7 +466,7 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
 
 def _style_accuracy(
     run: Run,
-    environment: TaskData,
+    task_data: TaskData,
     params: Params,
     key: jax.Array,
     style: str,
@@ -487,12 +490,12 @@ def _style_accuracy(
             num_done += len(rows)
             phase.update(num_done)
 
-        listeners = Callbacks(poll, on_rows)
-        rollout = plain_rollout(run, environment, params, prompts, key, listeners, temperature=0.0)
-        return float(environment.verify(rollout.branches, references, poll).mean())
+        callbacks = Callbacks(poll, on_rows)
+        rollout = plain_rollout(run, task_data, params, prompts, key, callbacks, temperature=0.0)
+        return float(task_data.verify(rollout.branches, references, poll).mean())
 
 
-def _accuracy(run: Run, environment: TaskData, params: Params, key: jax.Array, poll: Poll) -> float:
+def _accuracy(run: Run, task_data: TaskData, params: Params, key: jax.Array, poll: Poll) -> float:
     """Returns the greedy accuracy at the largest evaluated budget, without the budget module."""
     config = run.config
     largest_budget = max(config.eval.budgets)
@@ -500,8 +503,8 @@ def _accuracy(run: Run, environment: TaskData, params: Params, key: jax.Array, p
     decode_params = run.policy.decode_params(params, plain=True)
     results = evaluate_set(
         Decoder(decode_params, spec, None, spec.max_thinking),
-        environment,
-        next(iter(environment.eval.values())),
+        task_data,
+        next(iter(task_data.eval.values())),
         key,
         config=dataclasses.replace(
             config.eval, budgets=(largest_budget,), samples=0, size=_ACCURACY_QUESTIONS

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.config.resolve import function_name
+from bacr_jax.config.derived import function_name
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
@@ -83,7 +83,7 @@ def iteration_metrics(
     metrics["rollout/tokens"] = chosen.rollout.counters["tokens"]
     metrics["rollout/tokens_total"] = int(new.generated_tokens)
     if isinstance(state, RunStateAhead):
-        metrics["rollout/staleness"] = state.in_hand.there
+        metrics["rollout/staleness"] = state.prefetched.is_sampled
     return metrics
 
 
@@ -256,16 +256,16 @@ class Clock:
 GraderTotals = tuple[Mapping[str, int], float]
 
 
-def grader_totals(environment: TaskData) -> GraderTotals:
+def grader_totals(task_data: TaskData) -> GraderTotals:
     """Returns the totals of the graders since the start of the run.
 
     This is a collective operation, so all processes must call it.
     """
-    return environment.counters(), environment.own_seconds
+    return task_data.counters(), task_data.own_seconds
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
-    """Returns the grader's counts for an iteration, and the slowest process of the host work.
+    """Returns the grader's counts of an iteration, and the slowest process in work on the host.
 
     Args:
       clock: clock of the iteration. The time of its phase `plan` counts as host work.

@@ -15,11 +15,11 @@ import jax
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import HOLDOUT, cap, selection_set
 from bacr_jax.config.presets import preset_of
-from bacr_jax.config.resolve import HOLDOUT, cap, selection_set
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.decline import Decline, declines
+from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.methods.published import departures
@@ -28,7 +28,6 @@ from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import OnPhase
 from bacr_jax.prompts.task_data import PromptedQuestions
-from bacr_jax.report import table
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints, restore_target
@@ -46,13 +45,14 @@ from bacr_jax.runs.provenance import (
 from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import failures, initialize, stages
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.evaluations import FRAME, Evaluations
+from bacr_jax.training.evaluations import ENDPOINTS, Evaluations
 from bacr_jax.training.limited_updates import LimitedUpdates
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.output import (
     evaluation_notes,
     evaluation_numbers,
     evaluation_record,
+    print_results,
     print_tables,
     publish,
     warn_of_declines,
@@ -109,21 +109,22 @@ class Trainer:
         self.progress = Progress(enabled=self.writes)
         host_memory.keep_freed_memory()
         cache = keep_programs(config.output.compile_cache)
-        self.method, self.environment = initialize.open_inputs_together(config)
-        check_warmup(config.warmup, warmup_fingerprint(config), folder)
-        self.preset = preset_of(config_io.flatten(config))
         settings = resolve(config)
+        values = config_io.flatten(config)
+        self.method, self.task_data = initialize.open_inputs_together(settings, values)
+        check_warmup(config.warmup, warmup_fingerprint(config), folder)
+        self.preset = preset_of(values)
         self.departures = departures(settings.method, self.method)
-        vocab_size = self.environment.vocab_size
+        vocab_size = self.task_data.vocab_size
         shape = setup.model_shape(config.model, vocab_size)
         mesh = setup.mesh_shape(settings.policy, shape, jax.device_count())
         self.policy = make_policy(settings.policy, self.method, vocab_size, mesh)
-        facts = RunFacts(config, folder.path, self.method, shape, self.environment)
+        facts = RunFacts(config, folder.path, self.method, shape, self.task_data)
         devices = devices_text(config.model.compute_dtype, mesh)
         for line in (*start_lines(facts, devices, self.progress.width), *hint_lines(facts, cache)):
             self.progress.print_line(line)
-        self.steps = total_steps(config.train, config.rollout, len(self.environment.train))
-        run = make_run(config, self.environment, self.method, self.policy, self.steps)
+        self.steps = total_steps(config.train, config.rollout, len(self.task_data.train))
+        run = make_run(config, self.task_data, self.method, self.policy, self.steps)
         self.run = with_servers(run, folder.path, self.progress.print_line)
         # Parameters of the reference policy for the KL penalty. None without a KL penalty.
         self.reference: Any = None
@@ -200,7 +201,7 @@ class Trainer:
             self.evaluations.add(record, has_checkpoint=record["step"] in existing_steps)
         if self.writes:
             self.evaluations.write_best()
-        if self.writes and "after" in self.evaluations.framing:
+        if self.writes and "after" in self.evaluations.endpoints:
             self.took = history.recorded_seconds(self.folder, step)
         self.progress.print_line(f"resumed {self.folder.path} at step {step}")
         return state, step
@@ -218,8 +219,8 @@ class Trainer:
         if self.origin and self.origin != origin:
             raise UserError(
                 f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup} "
-                "contains other weights than those that the run began with and still needs; "
-                "restore them, or use another output.dir"
+                "contains other weights than at the start of the run, which still needs the "
+                "original ones; restore them, or use another output.dir"
             )
         self.origin = origin
         if self.config.loss.kl_coef > 0:
@@ -228,18 +229,22 @@ class Trainer:
 
     def describe(self, step: int) -> dict[str, Any]:
         """Returns the metadata to store with the checkpoint of a step."""
-        mesh = self.policy.learner.mesh
-        questions = self.environment.train.set
-        evaluated = [questions.set for questions in self.environment.eval.values()]
-        verifiers = self.environment.verifier_digests
-        prompts = self.environment.prompt_fingerprints
+        origin = provenance(
+            config_io.flatten(self.config),
+            config_io.fingerprint(self.config),
+            self.task_data.train.set,
+            self.policy.learner.mesh,
+            [questions.set for questions in self.task_data.eval.values()],
+            self.task_data.verifier_digests,
+            self.task_data.prompt_fingerprints,
+        )
         return {
             "step": step,
             "best": self.evaluations.best_record,
             "wall_seconds": self.wall_seconds,
             "limited_updates": self.limited._asdict(),
             **self.origin,
-            **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
+            **origin,
         }
 
     @property
@@ -287,7 +292,7 @@ class Trainer:
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """Runs one iteration of Algorithm 1 and logs its results."""
-        graded_before = self.environment.shown_to_verifiers()
+        graded_before = self.task_data.shown_to_verifiers()
         with phase_memory("training step", step=step + 1):
             state, done = iterate(
                 self.run,
@@ -302,7 +307,7 @@ class Trainer:
         self.step_metrics = done.metrics
         self.limited = self.limited.after(done.metrics)
         self._log_iteration(state, step + 1, done)
-        graded_after = self.environment.shown_to_verifiers()
+        graded_after = self.task_data.shown_to_verifiers()
         self.failing_verifiers = self.verifier_watch.after_step(graded_before, graded_after)
         return state
 
@@ -381,7 +386,7 @@ class Trainer:
           name: name of the verifier.
           answers: phrase that describes the answers, such as "of 3 steps in a row".
         """
-        last_failure = self.environment.last_failure(name)
+        last_failure = self.task_data.last_failure(name)
         self.leave(state, step)
         raise failures.verifier_failed(name, answers, last_failure, step, self.folder.checkpoints)
 
@@ -413,14 +418,14 @@ class Trainer:
             raise failures.device_fault(step, last_saved, error) from None
 
     def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
-        """Saves the last checkpoint, waits until it is written, and closes the environment.
+        """Saves the last checkpoint, waits until it is written, and closes the graders.
 
         Args:
           finished: True to keep the metrics writer open, because the summary is logged later.
         """
         self.save(state, step)
         self.checkpoints.close()
-        self.environment.close()
+        self.task_data.close()
         if not finished:
             self.metrics.close()
 
@@ -432,12 +437,13 @@ class Trainer:
         The held-out training questions are included if they select the best checkpoint. Evaluations
         during training may use only the set that selects it (eval.during).
         """
-        sets = dict(self.environment.eval)
-        if self.evaluations.selected == HOLDOUT:
-            sets[HOLDOUT] = self.environment.holdout
-        if when in FRAME or self.config.eval.during == "all" or self.evaluations.selected is None:
+        sets = dict(self.task_data.eval)
+        selected = self.evaluations.selected
+        if selected == HOLDOUT:
+            sets[HOLDOUT] = self.task_data.holdout
+        if when in ENDPOINTS or self.config.eval.during == "all" or selected is None:
             return sets
-        return {self.evaluations.selected: sets[self.evaluations.selected]}
+        return {selected: sets[selected]}
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
         """Evaluates the policy on every set and appends a record to eval.jsonl.
@@ -451,12 +457,12 @@ class Trainer:
         if self.evaluations.has(when, step):
             return
         self.on_phase("evaluation", step)
-        failures_before = self.environment.grader.counters()
-        graded_before = self.environment.shown_to_verifiers()
+        failures_before = self.task_data.grader.counters()
+        graded_before = self.task_data.shown_to_verifiers()
         results = self._evaluate_sets(self.run.params(state.train), step, when)
         if not self.evaluations.records:
             # Raise before the evaluation is recorded, so that the resumed run repeats it.
-            graded_after = self.environment.shown_to_verifiers()
+            graded_after = self.task_data.shown_to_verifiers()
             for name, has_failed in all_failed(graded_before, graded_after).items():
                 if has_failed:
                     self._refuse_verifier(state, step, name, "of the first evaluation")
@@ -469,7 +475,7 @@ class Trainer:
         self.evaluations.add(record)
         if self.writes:
             self.evaluations.write_best()
-        failed = self.environment.failures(failures_before)
+        failed = self.task_data.failures(failures_before)
         notes = evaluation_notes(
             failed,
             record,
@@ -478,14 +484,9 @@ class Trainer:
         )
         for line in notes:
             self.progress.print_line(line)
-        if when not in FRAME:
-            for name, summary in record["sets"].items():
-                title = table.set_title(name)
-                self.progress.print_line(f"step {step}, {title}: {table.in_one_line(summary)}")
-                before = self.evaluations.framing.get("before", {}).get(name, {})
-                warn_of_declines(
-                    self.progress, name, list(declines(before, summary)), f"step {step}: "
-                )
+        if when not in ENDPOINTS:
+            before = self.evaluations.endpoints.get("before", {})
+            print_results(self.progress, step, before, record["sets"])
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
         """Returns the results of each set, and raises if the weights on a device changed."""
@@ -509,7 +510,7 @@ class Trainer:
             ):
                 results[name] = evaluate_set(
                     decoder,
-                    self.environment.graded_like(questions),
+                    self.task_data.graded_like(questions),
                     questions,
                     jax.random.fold_in(jax.random.key(self.config.seed), _EVALUATION_STREAM),
                     config=config,
@@ -542,8 +543,8 @@ class Trainer:
         print_tables(
             self.progress,
             self.evaluated_sets("after"),
-            self.evaluations.framing["before"],
-            self.evaluations.framing["after"],
+            self.evaluations.endpoints["before"],
+            self.evaluations.endpoints["after"],
             self.method.name if self.preset is None else self.preset.name,
         )
         publish(
@@ -564,18 +565,18 @@ class Trainer:
         best = self.evaluations.best
         if any(worse.values()) or (best is not None and best.step != step):
             self.progress.print_line(best_note(self.evaluations.best_record))
-        question = next(iter(self.environment.eval.values())).set.questions[0]
+        question = next(iter(self.task_data.eval.values())).set.questions[0]
         method = resolve(self.config).method
-        self.progress.print_line(
-            "\n".join(next_lines(method, self.config.warmup, self.folder.path, question))
-        )
+        lines = next_lines(method, self.config.warmup, self.folder.path, question)
+        self.progress.print_line("\n".join(lines))
         return summary
 
     def _summary(
         self, state: RunState, step: int, seconds: float, worse: Mapping[str, list[Decline]]
     ) -> dict[str, Any]:
         """Returns the content of summary.json."""
-        first_set = next(iter(self.environment.eval))
+        first_set = next(iter(self.task_data.eval))
+        endpoints = self.evaluations.endpoints
         return {
             "method": self.method.name,
             "preset": None if self.preset is None else self.preset.text,
@@ -589,8 +590,8 @@ class Trainer:
             "declines": {
                 name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()
             },
-            "eval": {when: sets[first_set] for when, sets in self.evaluations.framing.items()},
-            "sets": self.evaluations.framing,
+            "eval": {when: sets[first_set] for when, sets in endpoints.items()},
+            "sets": endpoints,
         }
 
 

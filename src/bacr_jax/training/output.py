@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bacr_jax.config.resolve import HOLDOUT
+from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.errors import attempt
-from bacr_jax.evaluation.decline import Decline
+from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.files import append_line
@@ -51,7 +51,7 @@ def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
 
 def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     """Returns the question of a trace and the budget that the policy receives, as trace fields."""
-    questions = run.environment.train
+    questions = run.task_data.train
     plan = done.chosen.plan
     question = int(plan.rows[row])
     in_prompt = questions.budget_prompts is not None
@@ -79,7 +79,7 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     """
 
     def decode(ids: Any) -> str:
-        return decode_ids(run.environment.tokenizer, ids.tolist())
+        return decode_ids(run.task_data.tokenizer, ids.tolist())
 
     trunks = done.chosen.rollout.trunks
     branches = done.chosen.rollout.branches
@@ -113,7 +113,7 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
         "read": {
             name: as_json(float(np.asarray(x)[question, rollout])) for name, x in read.items()
         },
-        "answers": run.environment.answer_texts(branches_of_row)[0],
+        "answers": run.task_data.answer_texts(branches_of_row)[0],
     }
 
 
@@ -284,6 +284,26 @@ def warn_of_declines(
             f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
             f"{table.decline_text(worse)}"
         )
+
+
+def print_results(
+    progress: Progress,
+    step: int,
+    before: Mapping[str, Summary],
+    now: Mapping[str, Summary],
+) -> None:
+    """Prints one line with the results of each set, and a warning for those that became worse.
+
+    Args:
+      progress: prints the lines.
+      step: current training step.
+      before: results before training, by set. Empty if nothing was evaluated before.
+      now: results at this step, by set.
+    """
+    for name, summary in now.items():
+        progress.print_line(f"step {step}, {table.set_title(name)}: {table.in_one_line(summary)}")
+        worse = list(declines(before.get(name, {}), summary))
+        warn_of_declines(progress, name, worse, f"step {step}: ")
 
 
 def print_tables(

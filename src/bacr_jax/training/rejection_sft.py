@@ -92,7 +92,7 @@ def sample_responses(
 
 
 def make_examples(
-    responses: Responses, environment: TaskData, settings: RejectionSFT
+    responses: Responses, task_data: TaskData, settings: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Builds supervised examples from correct responses that ended their thinking with the tag.
 
@@ -110,13 +110,13 @@ def make_examples(
     """
     trunks = responses.rollout.trunks
     branches = responses.rollout.branches
-    prompts = environment.train.prompts
+    prompts = task_data.train.prompts
 
     def encode(text: str) -> list[int]:
-        return encode_text(environment.tokenizer, text).tolist()
+        return encode_text(task_data.tokenizer, text).tolist()
 
-    closing = encode(environment.style.think_close)
-    suffix = encode(environment.style.natural_suffix)
+    closing = encode(task_data.style.think_close)
+    suffix = encode(task_data.style.natural_suffix)
     rows = []
     for row, question in enumerate(responses.questions):
         if not responses.correct[question] or int(trunks.close[row]) != CLOSED_BY_TAG:
@@ -207,7 +207,7 @@ def rejection_sft(
     """
     settings = run.method.rejection_sft
     assert settings is not None
-    if shared.train.set.ids != run.environment.train.set.ids:
+    if shared.train.set.ids != run.task_data.train.set.ids:
         raise UserError(
             "data.max_prompt_tokens drops different questions in the two prompt formats that the "
             "cold start joins; set a larger number"
@@ -215,6 +215,6 @@ def rejection_sft(
     params = run.params(fresh.train)
     responses = sample_responses(run, settings, shared, params, poll)
     method_state = settings.update_state(fresh.method_state, responses.lengths, responses.correct)
-    tokens, mask = make_examples(responses, run.environment, settings)
+    tokens, mask = make_examples(responses, run.task_data, settings)
     trained = imitate(run, settings, params, tokens, mask, on_progress, poll)
     return trained, method_state, int(responses.rollout.counters["tokens"])

@@ -74,10 +74,10 @@ class RunStateAhead(RunState):
     """A `RunState` with the next batch, sampled one iteration ahead (`rollout.async_steps`).
 
     Attributes:
-      in_hand: the batch of the next iteration.
+      prefetched: the batch of the next iteration.
     """
 
-    in_hand: PrefetchedBatch = None  # type: ignore[assignment]
+    prefetched: PrefetchedBatch = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Run:
     """
 
     config: Config
-    environment: TaskData
+    task_data: TaskData
     method: Method
     policy: Policy
     total_steps: int
@@ -120,14 +120,14 @@ class Run:
         """Returns the sampling settings of training rollouts with these parameters."""
         return SamplingSetup(
             self.policy.rollout,
-            self.environment.rules,
+            self.task_data.rules,
             sampling_params(self.config.rollout.temperature),
             self.policy.phi_of(params),
         )
 
 
 def make_run(
-    config: Config, environment: TaskData, method: Method, policy: Policy, total_steps: int
+    config: Config, task_data: TaskData, method: Method, policy: Policy, total_steps: int
 ) -> Run:
     """Builds the `Run`: optimizers, PRNG key, difficulty groups and the order of the questions.
 
@@ -136,13 +136,13 @@ def make_run(
     teacher = make_teacher(config.distill, config.budget.max, policy)
     num_updates = total_steps * config.train.minibatches
     num_groups = config.data.num_groups
-    groups = np.asarray(environment.train.set.groups)
+    groups = np.asarray(task_data.train.set.groups)
     stream = None
     if config.data.order == "shuffled":
         stream = QuestionStream(groups, num_groups=num_groups, seed=config.seed)
     return Run(
         config=config,
-        environment=environment,
+        task_data=task_data,
         method=method,
         policy=policy,
         total_steps=total_steps,
@@ -152,7 +152,7 @@ def make_run(
             config.train,
             policy_optimizer(config.optimizer, num_updates),
             value_optimizer(config.value, config.optimizer, num_updates),
-            environment.rules.allowed_tokens,
+            task_data.rules.allowed_tokens,
             config.optimizer.max_update_kl,
             teacher,
         ),
@@ -212,20 +212,20 @@ class LocalSampler:
         rows: RolloutRequest,
         key: Array,
         sampler: SamplingSetup,
-        listeners: Callbacks,
+        callbacks: Callbacks,
     ) -> Rollout:
         """Samples traces and answers; see `SampleTraces.generate`."""
         decode_params = self.policy.decode_params(self.params)
-        return generate(decode_params, prompts, rows, key, sampler, listeners)
+        return generate(decode_params, prompts, rows, key, sampler, callbacks)
 
 
 def plain_rollout(
     run: Run,
-    environment: TaskData,
+    task_data: TaskData,
     params: Params,
     prompts: Prompts,
     key: Array,
-    listeners: Callbacks,
+    callbacks: Callbacks,
     *,
     temperature: float,
 ) -> Rollout:
@@ -240,8 +240,8 @@ def plain_rollout(
         prompts,
         RolloutRequest(budgets, budgets[:, None]),
         key,
-        SamplingSetup(spec, environment.rules, sampling_params(temperature)),
-        listeners,
+        SamplingSetup(spec, task_data.rules, sampling_params(temperature)),
+        callbacks,
     )
 
 
@@ -281,18 +281,18 @@ def init_state(
         "curriculum": curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
         "stream": np.zeros(num_groups, np.int32),
         "generated_tokens": 0,
-        "method_state": run.method.init_state(len(run.environment.train)),
+        "method_state": run.method.init_state(len(run.task_data.train)),
     }
     if run.config.rollout.async_steps:
-        return RunStateAhead(**fields, in_hand=_empty_prefetched_batch(run))
+        return RunStateAhead(**fields, prefetched=_empty_prefetched_batch(run))
     return RunState(**fields)
 
 
 def _widest_prompts(run: Run) -> Prompts:
     """Returns the prompts of all training questions, padded to the width of training batches."""
-    questions = np.arange(len(run.environment.train))
+    questions = np.arange(len(run.task_data.train))
     budgets = np.full_like(questions, run.config.budget.max)
-    return run.environment.train.at(questions, budgets)
+    return run.task_data.train.at(questions, budgets)
 
 
 def _empty_prefetched_batch(run: Run) -> PrefetchedBatch:
@@ -320,7 +320,7 @@ def _empty_prefetched_batch(run: Run) -> PrefetchedBatch:
     branches = Branches.empty(
         num_rows,
         num_cuts * run.method.answers,
-        width=run.environment.rules.suffix_length + spec.answer_tokens,
+        width=run.task_data.rules.suffix_length + spec.answer_tokens,
         sampled=spec.answer_tokens,
     )
     return PrefetchedBatch(np.array(False), plan, trunks, branches)
@@ -365,7 +365,7 @@ def precompile(
         prompt=prompts.tokens.shape[1],
         thinking=run.policy.rollout.max_sampled,
         cuts=num_cuts * run.method.answers,
-        suffix=run.environment.rules.suffix_length,
+        suffix=run.task_data.rules.suffix_length,
         answer=settings.answer_tokens,
     )
     run.updates.compile(

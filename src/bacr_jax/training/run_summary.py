@@ -16,8 +16,8 @@ import jax
 
 from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
-from bacr_jax.config.resolve import mixture
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import Method, registry
@@ -53,14 +53,14 @@ class RunFacts:
       folder: run folder. A check passes a folder that may not exist.
       method: method built from the config.
       shape: shape of the model.
-      environment: questions and prompts.
+      task_data: questions and prompts.
     """
 
     config: Config
     folder: Path
     method: Method
     shape: Qwen2Config
-    environment: TaskData
+    task_data: TaskData
 
 
 def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = False) -> list[str]:
@@ -113,7 +113,7 @@ def check_lines(facts: RunFacts) -> Iterator[str]:
       facts: what to report. The run folder may not exist.
     """
     width = shutil.get_terminal_size().columns
-    for line in facts.environment.describe_data(facts.config.eval.size):
+    for line in facts.task_data.describe_data(facts.config.eval.size):
         yield from _wrapped(line, width, "", "    ")
     for departure in departures(resolve(facts.config).method, facts.method):
         yield f"  {departure}"
@@ -132,7 +132,7 @@ def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
         variable = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
         lines.append(f"faster on this CPU with {variable} in its environment")
     lines += registry.advice(resolve(facts.config).method)
-    markup_warning = facts.environment.markup_warning()
+    markup_warning = facts.task_data.markup_warning()
     if markup_warning is not None:
         lines.append(markup_warning)
     if cache.refused:
@@ -189,7 +189,7 @@ def _size(facts: RunFacts, is_check: bool) -> list[str]:
     """Returns steps and budgets, the questions, and the folder and how to stop and resume."""
     config = facts.config
     rollout = config.rollout
-    train = facts.environment.train.set
+    train = facts.task_data.train.set
     steps = total_steps(config.train, rollout, len(train))
     size = f"{steps:,} steps of {rollout.questions} questions x {rollout.group_size} traces"
     limit = config.train.max_generated_tokens
@@ -201,7 +201,7 @@ def _size(facts: RunFacts, is_check: bool) -> list[str]:
         config_path = RunPaths(facts.folder).config
         list_command = _fixed(f"bacr data --config {shlex.quote(str(config_path))}")
     questions = f"{len(train):,} questions of {names}, {_left_out(train.left_out, list_command)}"
-    evaluated = facts.environment.eval.values()
+    evaluated = facts.task_data.eval.values()
     num_unevaluated = sum(len(prompted.set.left_out) for prompted in evaluated)
     if num_unevaluated:
         questions += f"; {num_unevaluated:,} left out of the evaluation sets"

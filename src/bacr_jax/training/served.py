@@ -72,17 +72,17 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         servers = [Server(url) for url in config.rollout.urls]
     except ValueError as error:
         raise UserError(f"rollout.urls: {error}") from None
-    environment = run.environment
+    task_data = run.task_data
     spec = run.policy.rollout
     section = describe(
         resolve(config).limits,
-        environment.tokenizer,
-        environment.style,
-        environment.vocab_size,
+        task_data.tokenizer,
+        task_data.style,
+        task_data.vocab_size,
     )
     remote_sampling = RemoteSampling(
-        read_rules(section, environment.vocab_size),
-        without_tag(environment),
+        read_rules(section, task_data.vocab_size),
+        without_tag(task_data),
         answers=spec.answers,
         cuts_relative_to_length=spec.cuts_relative_to_length,
     )
@@ -93,7 +93,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         lock = lock_folder(weights_folder, setting)
     dtype = config.model.compute_dtype
     base = None if config.model.path is None else Path(config.model.path)
-    exported = Exported(folder, 0, config, environment.style, base, False)
+    exported = Exported(folder, 0, config, task_data.style, base, False)
 
     def write(params: Params, out: Path) -> None:
         # The servers load an export of the policy in the dtype of the sampler.
@@ -136,7 +136,7 @@ def _make_probe(run: Run) -> Probe:
     The probe compares the log-probabilities of a server with the log-probabilities of the learner.
     """
     config = run.config
-    train = run.environment.train
+    train = run.task_data.train
     spec = dataclasses.replace(run.policy.learner, temperature=1.0)
 
     def draw(version: int) -> list[Context]:
@@ -173,7 +173,7 @@ def _make_probe(run: Run) -> Probe:
                 starts[rows],
                 lengths[rows],
                 budgets[rows],
-                run.environment.rules.allowed_tokens,
+                run.task_data.rules.allowed_tokens,
                 spec=spec,
             )
 

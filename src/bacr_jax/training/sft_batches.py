@@ -50,7 +50,7 @@ class SftBatches:
         writing down the reasoning.
     """
 
-    def __init__(self, settings: WarmupSettings, environment: TaskData):
+    def __init__(self, settings: WarmupSettings, task_data: TaskData):
         """Tokenizes all traces and answers.
 
         Raises:
@@ -59,13 +59,13 @@ class SftBatches:
         """
         self._settings = settings
         self._budgets = prompt_budgets(settings)
-        self._tokenizer = environment.tokenizer
-        self.styles, self._weights = _styles(settings, environment.train.set)
-        self._questions = _with_traces(environment.train, self.styles)
-        held_out = _with_traces(environment.holdout, self.styles)
+        self._tokenizer = task_data.tokenizer
+        self.styles, self._weights = _styles(settings, task_data.train.set)
+        self._questions = _with_traces(task_data.train, self.styles)
+        held_out = _with_traces(task_data.holdout, self.styles)
         self._measured = held_out if len(held_out) else self._questions
         questions = self._questions.set
-        style_format = environment.style
+        style_format = task_data.style
         if not len(questions):
             raise UserError(
                 f"warmup.steps={settings.warmup.steps}: no question of {questions.name} has an "

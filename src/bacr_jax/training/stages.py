@@ -133,14 +133,14 @@ def prepare_sampling(
         run.sampler(params),
         Callbacks(
             None if in_background else poll,
-            run.environment.early_grading(references, questions),
+            run.task_data.early_grading(references, questions),
         ),
     )
 
 
 def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
     """Returns one prompt per trace, including the budget if the prompt format contains it."""
-    return run.environment.train.at(plan.rows, plan.input_budgets)
+    return run.task_data.train.at(plan.rows, plan.input_budgets)
 
 
 def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
@@ -224,9 +224,9 @@ def _read_texts(run: Run, rollout: Rollout) -> dict[str, np.ndarray]:
             np.asarray(trunks.tokens), np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
         )
         thinking = [row[start : start + length].tolist() for row, start, length in rows]
-        numbers |= run.method.read(run.environment.tokenizer, thinking)
+        numbers |= run.method.read(run.task_data.tokenizer, thinking)
     if run.method.read_answers is not None:
-        numbers |= run.method.read_answers(run.environment.answer_texts(rollout.branches))
+        numbers |= run.method.read_answers(run.task_data.answer_texts(rollout.branches))
     return numbers
 
 
@@ -253,7 +253,7 @@ def _cumulative_score_norm(run: Run, state: RunState, trunks: Trunks) -> Float[n
     energies = thinking_energies(
         run.params(state.train),
         trunks,
-        run.environment.rules.allowed_tokens,
+        run.task_data.rules.allowed_tokens,
         spec=run.policy.learner,
     )
     is_sampled = np.arange(energies.shape[1]) < np.asarray(trunks.sampled)[:, None]
@@ -569,7 +569,7 @@ def adapt_schedule(run: Run, state: RunState, first: Round, step: int) -> Curric
     interval = settings.update_every
     if interval is None:
         # Steps of one pass over the training questions, rounded up.
-        interval = -(-len(run.environment.train) // run.config.rollout.questions)
+        interval = -(-len(run.task_data.train) // run.config.rollout.questions)
     correct = first.group_batch.outcomes[..., -1]
     is_due = (step + 1) % interval == 0
     return update_curriculum(

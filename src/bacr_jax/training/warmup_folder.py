@@ -150,7 +150,7 @@ def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) 
             "budgets in the prompts differ); set another warmup.dir"
         )
     if not steps_in(paths.weights):
-        raise UserError(f"{location} has no weights any more; remove the folder of the warm-up")
+        raise UserError(f"{location} no longer contains weights; remove the folder of the warm-up")
 
 
 def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like: Params) -> Params:

@@ -77,7 +77,9 @@ def test_a_folder_of_a_shipped_config_is_named_as_the_hub_has_it(monkeypatch, tm
     line = "run hf download Qwen/Qwen2.5-7B --local-dir models/Qwen2.5-7B, or use Qwen/Qwen2.5-7B"
     with pytest.raises(UserError, match=line):
         local_folder("models/Qwen2.5-7B", download=download, where="model.path")
-    with pytest.raises(UserError, match="no folder 'models/mine' here; make it [(]bacr import"):
+    with pytest.raises(
+        UserError, match="the folder 'models/mine' does not exist; create it with bacr import"
+    ):
         local_folder("models/mine", download=download, where="model.path")
 
 

@@ -92,7 +92,10 @@ def _zero_moments(count: int) -> State:
 
 
 def _slopes(state: State) -> Float[Array, "N 2"]:
-    """Computes the two coefficients (offset, slope) of each segment's regression."""
+    """Computes the two coefficients (offset, slope) of each segment's regression.
+
+    The regression estimates from earlier batches how the baseline of a segment must be shifted.
+    """
     square = state["optimal_square"]
     traces = advantages.effective_traces(square, state["optimal_spread"])
     return advantages.optimal_slopes(square, state["optimal_product"], traces)

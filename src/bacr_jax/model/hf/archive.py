@@ -130,7 +130,7 @@ def open_archive(folder: Path) -> Archive:
 
 
 def read_headers(paths: Iterable[Path]) -> Archive:
-    """Reads the headers of all tensors in the given files."""
+    """Reads the name, dtype and shape of every tensor in the given safetensors files."""
     archive: Archive = {}
     for path in paths:
         with opened(path) as file:

@@ -122,7 +122,9 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: the file can't be read ({error.strerror}); use a Hugging Face folder"
         ) from None
     except ValueError as error:
-        raise UserError(f"{path} is not a JSON object ({error}); copy the file again") from None
+        raise UserError(
+            f"{path} is not a JSON object ({error}); download or copy the file again"
+        ) from None
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:

@@ -115,13 +115,15 @@ def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
     owner, _, model = name.partition("/")
     if owner != "models":
         return
-    how = "make it (bacr import, bacr export, hf download), or use the path of another folder"
+    advice = (
+        "create it with bacr import, bacr export or hf download, or use the path of another folder"
+    )
     if _RELEASED.fullmatch(model):
-        how = (
+        advice = (
             f"run hf download Qwen/{model} --local-dir {path}, or use Qwen/{model} and pass "
             "--download"
         )
-    raise UserError(f"{where}: there is no folder {path!r} here; {how}")
+    raise UserError(f"{where}: the folder {path!r} does not exist; {advice}")
 
 
 def _import_hub(path: str, where: str) -> Any:

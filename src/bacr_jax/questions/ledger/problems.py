@@ -55,7 +55,8 @@ def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "
       split: "train" or "test".
     """
     num_codes = 10 * max_operand**level
-    # The level is hashed too. Otherwise, the same small codes would be held out at every level.
+    # The difficulty level is hashed too. Otherwise, the same small problem codes would be in the
+    # test split of every level.
     hashes = _scramble(np.arange(num_codes) + (level << 32))
     order = np.argsort(hashes, kind="stable")
     num_held_out = num_codes // 5

@@ -136,7 +136,7 @@ def draw_kinds(
     position = (start + step * _GOLDEN) % 1.0
     ends = np.cumsum(shares / shares.sum())
     last_bucket = int(np.flatnonzero(shares)[-1])
-    # Rounding can make the last end smaller than 1.
+    # The last cumulative sum should be 1. If rounding makes it smaller, `position` may be above it.
     bucket = min(int(np.searchsorted(ends, position, side="right")), last_bucket)
     kinds = np.flatnonzero(bucket_of == bucket)
     probabilities = weights[kinds] / weights[kinds].sum()

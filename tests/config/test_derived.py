@@ -5,15 +5,15 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check, problems
-from bacr_jax.config.resolve import (
+from bacr_jax.config.derived import (
     cap,
     largest_evaluated,
     param_dtype,
     read_budgets,
     samples_of,
-    samples_problems,
     selection_set,
 )
+from bacr_jax.config.training_checks import samples_problems
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from config_world import changed

@@ -1,39 +1,39 @@
 """A method has the same colour in every picture, and the recommended one has a star."""
 
 from bacr_jax.config.shipped import OVERLAYS, names
-from bacr_jax.report.looks import GREY, RECOMMENDED, STAR, looks_of
+from bacr_jax.report.curve_styles import GREY, RECOMMENDED, STAR, styles_of
 
 
-def look(series):
+def style(series):
     return series.colour, series.marker, series.line
 
 
 def test_a_method_has_its_colour_whatever_is_next_to_it():
-    (alone,) = looks_of(["grpo"])
-    assert looks_of(["anytime", "bacr-robust", "grpo"])[2].colour == alone.colour
+    (alone,) = styles_of(["grpo"])
+    assert styles_of(["anytime", "bacr-robust", "grpo"])[2].colour == alone.colour
     # Study arms and presets write the same method with either character.
-    assert looks_of(["l1_exact"])[0].colour == looks_of(["l1-exact"])[0].colour
+    assert styles_of(["l1_exact"])[0].colour == styles_of(["l1-exact"])[0].colour
 
 
 def test_forms_of_one_method_share_its_colour_and_differ_in_their_marker():
-    published, one_answer = looks_of(["anytime", "anytime-one"])
-    assert published.colour == one_answer.colour == looks_of(["anytime-one"])[0].colour
+    published, one_answer = styles_of(["anytime", "anytime-one"])
+    assert published.colour == one_answer.colour == styles_of(["anytime-one"])[0].colour
     assert published.marker != one_answer.marker
 
 
 def test_only_the_recommended_method_has_a_star():
     methods = [name.rsplit("/", 1)[-1] for name in names((OVERLAYS,))]
     assert RECOMMENDED in methods
-    starred = [name for name, one in zip(methods, looks_of(methods)) if one.marker == STAR]
+    starred = [name for name, one in zip(methods, styles_of(methods)) if one.marker == STAR]
     assert starred == [RECOMMENDED]
 
 
 def test_all_shipped_methods_and_twenty_others_can_be_told_apart():
     methods = [name.rsplit("/", 1)[-1] for name in names((OVERLAYS,))]
-    looks = looks_of([*methods, *(f"arm {i}" for i in range(20))])
-    assert len({look(one) for one in looks}) == len(looks)
+    styles = styles_of([*methods, *(f"arm {i}" for i in range(20))])
+    assert len({style(one) for one in styles}) == len(styles)
 
 
 def test_runs_of_one_method_have_different_colours():
-    looks = looks_of(["grpo"] * 5)
-    assert len({one.colour for one in looks}) == 5 and GREY not in {one.colour for one in looks}
+    styles = styles_of(["grpo"] * 5)
+    assert len({one.colour for one in styles}) == 5 and GREY not in {one.colour for one in styles}

@@ -1,17 +1,17 @@
-"""Computes values that depend on several config keys, and validates some of these keys.
+"""Computes values that depend on several config keys.
 
 Examples are the budgets that `budget.prior` can sample, the evaluation set that selects the best
 checkpoint, and the dtype of the model's weights.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bacr_client.rules import LARGEST as LARGEST
 from bacr_jax.config.cli import whole_number
 from bacr_jax.config.method_settings import BudgetConfig, RewardConfig
 from bacr_jax.config.schema import AdapterConfig, DataConfig, EvalConfig, ModelConfig
-from bacr_jax.config.values import shown, written
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
 # Matches a data set with a mixture weight, such as 2*gym:gcd.
@@ -116,6 +116,19 @@ def drawn(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
     return budget.choices or tuple(b for b in evaluated if budget.min <= b <= budget.max)
 
 
+def prompt_budgets(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
+    """Returns all budgets of training and evaluation, in increasing order.
+
+    Args:
+      budget: section `budget` of the config.
+      evaluated: `eval.budgets`.
+    """
+    training_budgets: Iterable[int] = range(budget.min, budget.max + 1)
+    if budget.prior == "choices":
+        training_budgets = drawn(budget, evaluated)
+    return tuple(sorted({*training_budgets, budget.max, *evaluated}))
+
+
 def prior_range(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, int]:
     """Returns the smallest and the largest budget that `budget.prior` can sample.
 
@@ -139,15 +152,16 @@ def largest_evaluated(budget: BudgetConfig, evaluation: EvalConfig) -> int:
 HOLDOUT = "train_holdout"
 
 
-def _named(evaluation: EvalConfig, data: DataConfig) -> list[str]:
-    """Returns the entries of data.eval that match eval.select.
+def matching_sets(select: str, evaluated: Sequence[str]) -> list[str]:
+    """Returns the evaluation sets that `eval.select` can mean; exactly one if it is valid.
 
-    An entry NAME:PATH matches if it equals eval.select. If no entry does, an entry matches if its
-    NAME equals eval.select.
+    Args:
+      select: `eval.select`.
+      evaluated: `data.eval`. An entry NAME:PATH matches if it equals `select`. If no entry does, an
+        entry matches if its NAME equals `select`.
     """
-    name = evaluation.select
-    exact_matches = [spec for spec in data.eval if spec == name]
-    return exact_matches or [spec for spec in data.eval if spec.partition(":")[0] == name]
+    exact_matches = [spec for spec in evaluated if spec == select]
+    return exact_matches or [spec for spec in evaluated if spec.partition(":")[0] == select]
 
 
 def selection_set(evaluation: EvalConfig, data: DataConfig) -> str | None:
@@ -159,25 +173,7 @@ def selection_set(evaluation: EvalConfig, data: DataConfig) -> str | None:
     """
     if evaluation.select == HOLDOUT:
         return None if evaluation.every is None else HOLDOUT
-    return _named(evaluation, data)[0]
-
-
-def selection_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str]:
-    """Yields an error message for each problem of `eval.select` and `eval.holdout`."""
-    select = evaluation.select
-    named = _named(evaluation, data)
-    if select == HOLDOUT:
-        if evaluation.every is not None and not evaluation.holdout:
-            yield (
-                f"eval.holdout=0 leaves eval.select={HOLDOUT} no question to select on; set it to "
-                "1 or more, or set eval.select to a set of data.eval"
-            )
-    elif len(named) != 1:
-        count = "none" if not named else "several"
-        yield (
-            f"eval.select: found {select!r}, which names {count} of data.eval; use {HOLDOUT}"
-            + "".join(f" or {spec}" for spec in data.eval)
-        )
+    return matching_sets(evaluation.select, data.eval)[0]
 
 
 def samples_of(config: EvalConfig, spec: str) -> int:
@@ -194,20 +190,6 @@ def samples_of(config: EvalConfig, spec: str) -> int:
     return samples[spec if spec in samples else spec.partition(":")[0]]
 
 
-def samples_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str]:
-    """Yields an error message for each set in `data.eval` without a number in `eval.samples`."""
-    samples = evaluation.samples
-    if isinstance(samples, int):
-        return
-    for spec in data.eval:
-        name = spec.partition(":")[0]
-        if spec not in samples and name not in samples:
-            yield (
-                f"eval.samples={written(samples)} has no number for {spec}, a set of data.eval; "
-                f"add {name}: 4, or use one number for all sets"
-            )
-
-
 def param_dtype(model: ModelConfig, adapter: AdapterConfig) -> str:
     """Returns the dtype of the model's weights.
 
@@ -217,19 +199,3 @@ def param_dtype(model: ModelConfig, adapter: AdapterConfig) -> str:
     if model.param_dtype is not None:
         return model.param_dtype
     return "float32" if adapter.rank is None else model.compute_dtype
-
-
-def adapter_problems(adapter: AdapterConfig, model: ModelConfig) -> Iterator[str]:
-    """Yields an error message for each problem of the section `adapter` and `model.param_dtype`."""
-    if adapter.rank is None:
-        if adapter.path is not None:
-            yield "adapter.path is a folder, but adapter.rank is null; set it to the adapters' rank"
-        if model.param_dtype == "bfloat16":
-            yield (
-                "model.param_dtype=bfloat16: trained weights would lose most of their updates to "
-                "rounding; set it to float32, or set adapter.rank=32 to train adapters on a "
-                "frozen base"
-            )
-        return
-    if not adapter.targets or len(set(adapter.targets)) < len(adapter.targets):
-        yield "adapter.targets: a matrix appears twice; list each matrix once, such as [q, v]"

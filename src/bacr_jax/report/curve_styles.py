@@ -1,6 +1,6 @@
 """Assigns a colour and a marker to each method, the same in every picture of the project.
 
-Reports, comparisons and studies call `looks_of`. The recommended method has a star in each of them.
+Reports, comparisons and studies call `styles_of`. The recommended method has a star in all.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ RECOMMENDED = "bacr-robust"
 STAR = "*"
 # Grey, which marks the policy that others are compared with.
 GREY = "s0"
-# Look of the policy that others are compared with, such as the policy before training.
+# Style of the policy that others are compared with, such as the policy before training.
 REFERENCE = Series("", [], [], GREY, line="--", marker="s")
 # Colour of each method, by the name of its preset. Methods of one family share a colour, and differ
 # in their marker.
@@ -52,8 +52,8 @@ _LINES = ("-", "--", ":")
 _OTHERS = [name for name in COLOURS if name != GREY]
 
 
-def looks_of(names: Sequence[str]) -> list[Series]:
-    """Returns a curve without points for each method, with a look that no other of them has.
+def styles_of(names: Sequence[str]) -> list[Series]:
+    """Returns a curve without points for each method, with a style that differs from all others.
 
     A method of the list has its colour. A name that occurs again, or that is not a method, such as
     a run's label, gets the first colour that no method of the picture has.
@@ -65,9 +65,9 @@ def looks_of(names: Sequence[str]) -> list[Series]:
     taken = {_COLOURS[name] for name in methods if name in _COLOURS}
     free = [name for name in _OTHERS if name not in taken] or _OTHERS
     used_names = set[str]()
-    used_looks = set[tuple[str | float, str, str]]()
+    used_styles = set[tuple[str | float, str, str]]()
     num_others = 0
-    looks = []
+    styles = []
     for index, name in enumerate(methods):
         if name in _COLOURS and name not in used_names:
             colour = _COLOURS[name]
@@ -76,18 +76,20 @@ def looks_of(names: Sequence[str]) -> list[Series]:
             num_others += 1
         is_recommended = name == RECOMMENDED and name not in used_names
         used_names.add(name)
-        look = Series("", [], [], colour)
-        look = replace(look, marker=STAR) if is_recommended else _unused(look, index, used_looks)
-        used_looks.add((look.colour, look.marker, look.line))
-        looks.append(look)
-    return looks
+        style = Series("", [], [], colour)
+        style = (
+            replace(style, marker=STAR) if is_recommended else _unused(style, index, used_styles)
+        )
+        used_styles.add((style.colour, style.marker, style.line))
+        styles.append(style)
+    return styles
 
 
-def _unused(look: Series, index: int, used: set[tuple[str | float, str, str]]) -> Series:
-    """Returns a look with the first marker and line that no curve of its colour has."""
+def _unused(style: Series, index: int, used: set[tuple[str | float, str, str]]) -> Series:
+    """Returns a style with the first marker and line that no curve of its colour has."""
     for line in _LINES:
         for shift in range(len(MARKERS)):
             marker = MARKERS[(index + shift) % len(MARKERS)]
-            if (look.colour, marker, line) not in used:
-                return replace(look, marker=marker, line=line, hollow=line != "-")
-    return replace(look, marker=MARKERS[index % len(MARKERS)])
+            if (style.colour, marker, line) not in used:
+                return replace(style, marker=marker, line=line, hollow=line != "-")
+    return replace(style, marker=MARKERS[index % len(MARKERS)])
