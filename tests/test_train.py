@@ -566,7 +566,7 @@ def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys
     [
         ("tokenizer_fingerprint", "its tokenizer has another vocabulary than when the run in"),
         ("template_fingerprint", "its chat template makes other prompts"),
-        ("prompts_fingerprint", "the prompts of data.train have other tokens"),
+        ("prompts_fingerprint", "the prompts of data.train differ in their tokens"),
     ],
 )
 def test_a_run_that_is_asked_otherwise_does_not_go_on(

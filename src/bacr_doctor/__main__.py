@@ -82,7 +82,7 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     """Parses and validates the command line.
 
     Returns:
-      The run for which the machine is checked (`Subject`), and the parsed options.
+      The config and devices to check (`Subject`), and the parsed options.
 
     Raises:
       UserError: if an option or the config is invalid.

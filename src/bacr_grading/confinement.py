@@ -109,8 +109,8 @@ _ANY_BIT = 0xFFFFFFFF
 _CLONE_THREAD = 0x10000
 _FIONBIO = 0x5421
 _FIOCLEX = 0x5451
-# System calls that are allowed only if none of some bits of an argument are set. Each entry has the
-# system call numbers, the index of the argument and the bit mask.
+# System calls that are refused if an argument has a bit of a mask. Each entry has the numbers of
+# the system call, the index of the argument and the mask.
 _WITHOUT: dict[str, tuple[_Numbers, int, int]] = {
     "open": ((2, None), 1, _NOT_FOR_READING),
     "openat": ((257, 56), 2, _NOT_FOR_READING),

@@ -236,8 +236,8 @@ def _preset_of(path: str) -> str:
     if is_hub_name(path):
         advice += ", or add --download to get its config.json"
     raise UserError(
-        f"model.path: {path}/config.json does not exist here, and the name is not one of a "
-        f"released model; {advice}"
+        f"model.path: {path}/config.json does not exist here, and the folder is not named after "
+        f"a released model; {advice}"
     )
 
 

@@ -135,7 +135,7 @@ def test_the_exported_model_generates_what_we_generate(told, monkeypatch):
 
 def test_a_folder_that_does_not_say_how_a_budget_is_held_does_not_generate(told):
     with pytest.raises(
-        ValueError, match="^config.json: the section thinking is missing; export the f"
+        ValueError, match="^config.json: the section 'thinking' is missing; export the f"
     ):
         told[0].generate(torch.tensor(TOKENS), budget=512)
 

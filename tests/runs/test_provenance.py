@@ -111,8 +111,8 @@ PROMPTS = {"tokenizer": "a", "template": "b", "data.train": "c", "ours": "d"}
     [
         ("tokenizer", "its tokenizer has another vocabulary than"),
         ("template", "its chat template makes other prompts, or ends turns with other tokens"),
-        ("data.train", "the prompts of data.train have other tokens"),
-        ("ours", "the prompts of ours have other tokens"),
+        ("data.train", "the prompts of data.train differ in their tokens"),
+        ("ours", "the prompts of ours differ in their tokens"),
     ],
 )
 def test_another_tokenizer_template_or_prompt_is_refused(name, says):
@@ -123,7 +123,7 @@ def test_another_tokenizer_template_or_prompt_is_refused(name, says):
     check(PROMPTS)
     # A policy is opened without the prompts of its training.
     check({"tokenizer": "a"})
-    with pytest.raises(UserError, match=rf"^model.path=None: {says}.* runs/a "):
+    with pytest.raises(UserError, match=rf"^model.path=None: {says}.* runs/a\b"):
         check(PROMPTS | {name: "x"})
     # What was changed on purpose changes prompts, and no tokenizer.
     brief = "data.system_prompt=Be brief."

@@ -78,7 +78,7 @@ def test_runs_of_several_seeds_share_the_warm_up_of_warmup_seed(tmp_path):
     ("files", "says"),
     [
         ({"warmup.json": '{"fingerprint": "x"}'}, "contains a warm-up with other settings"),
-        ({"warmup.json": "OWN"}, "has no weights any more;"),
+        ({"warmup.json": "OWN"}, "no longer contains weights;"),
         ({"warmup.json": "["}, "warmup.json is damaged"),
         ({"warmup.json": "OWN", "weights/10/x": ""}, None),
         ({"progress/x": ""}, None),

@@ -107,7 +107,7 @@ def check_options(words: Sequence[str], settings: Collection[str]) -> None:
 
 
 def _instead_of(word: str, following: str, settings: Collection[str]) -> str | None:
-    """Returns the error message for an option, or None if argparse can judge the word itself.
+    """Returns the error message for an option, or None if argparse accepts or rejects it itself.
 
     Args:
       word: the option.

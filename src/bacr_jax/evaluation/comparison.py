@@ -143,7 +143,7 @@ def _pairs(
         if setting.cut is not None or theirs is None:
             continue
         if mine.ids != theirs.ids:
-            raise UserError(f"{name}: the two evaluations have different problems")
+            raise UserError(f"{name}: the two evaluations used different problem sets")
         pairs.setdefault(setting.mode, {})[setting.budget] = (mine, theirs)
     return pairs
 

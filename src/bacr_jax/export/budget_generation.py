@@ -417,7 +417,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         model.files_checked = True
     thinking = getattr(model.config, "thinking", None)
     if thinking is None:
-        raise ValueError("config.json: the section thinking is missing; export the folder again")
+        raise ValueError("config.json: the section 'thinking' is missing; export the folder again")
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:
         raise ValueError("input_ids: the prompt is missing; pass its token ids")

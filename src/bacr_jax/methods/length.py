@@ -158,7 +158,7 @@ def masked_quantile(
     below = jnp.take_along_axis(ordered, lower, axis=-1)
     above = jnp.take_along_axis(ordered, upper, axis=-1)
     fraction = position - lower
-    # Without the case, infinity times 0 would be NaN.
+    # Groups without correct responses would otherwise give infinity times 0, which is NaN.
     return jnp.where(count > 0, below + fraction * (above - below), jnp.inf)
 
 

@@ -58,8 +58,8 @@ def refuse_incomplete(environment: Mapping[str, str]) -> None:
             )
     if _JOB_INDEX in environment and tasks <= 1:
         raise UserError(
-            f"environment: found {_JOB_INDEX}={environment[_JOB_INDEX]} (a pod of an indexed Job "
-            f"of Kubernetes) without {COUNT}, so that every pod would train alone; set "
+            f"environment: found {_JOB_INDEX}={environment[_JOB_INDEX]}, which Kubernetes sets in "
+            f"the pods of an indexed Job, but no {COUNT}; every pod would train alone; set "
             f"{COORDINATOR}=POD_0:1234 {COUNT}=PODS {INDEX}=${_JOB_INDEX} as "
             f"launch/kubernetes.yaml does, {_SEPARATE_RUNS}"
         )

@@ -23,7 +23,7 @@ _PER_QUESTION = (
     "rows",
     "duplicates",
 )
-# Maximum number of ids that a summary of the rows that were left out lists for each reason.
+# The summary of rows that were left out names at most this many row ids for each reason.
 _SHOWN = 3
 
 

@@ -64,7 +64,9 @@ def read_traces(folder: Path) -> list[Trace]:
             try:
                 _check(record)
             except ODD:
-                raise UserError(f"{path} contains records that are not traces; remove it") from None
+                raise UserError(
+                    f"{path} contains records that are not traces of a rollout; remove this file"
+                ) from None
             traces.append(record)
     return traces
 

@@ -174,8 +174,8 @@ def check_same_prompts(
                 f"tokens, than when the run in {run} was trained; {advice}"
             )
         raise UserError(
-            f"{folder}: the prompts of {name} have other tokens than when the run in {run} was "
-            f"trained; {advice}"
+            f"{folder}: the prompts of {name} differ in their tokens from those of the run in "
+            f"{run}; {advice}"
         )
 
 

@@ -172,7 +172,7 @@ def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
     if not isinstance(settings, dict):
         raise UserError(f"{where}: {key} must be an object or null, but is {shown(settings)}")
     for name, value in settings.items():
-        # Such keys are names of layer types, some of which have null instead of an object.
+        # `name` is a layer type. The value of a layer type may be null instead of an object.
         if isinstance(value, dict) or name.endswith("_attention"):
             raise UserError(
                 f"{where}: {key} differs by layer type ({shown(name)}), which is not supported; "
