@@ -143,7 +143,8 @@ for key in values:
         agreement.refuse_if_processes_differ(agreement.start_facts(other, {}))
         said = "free"
     except UserError as error:
-        assert f"differs in {key} (" in str(error) and str(error).count('"another" in process 1') == 1
+        assert f"differs in {key} (" in str(error)
+        assert str(error).count('"another" in process 1') == 1
         said = "refused"
     print("key", key, said, flush=True)
 """

@@ -601,17 +601,17 @@ def test_a_finished_run_that_goes_on_is_finished_no_more_and_its_best_is_one_tha
     config, finished, tmp_path, monkeypatch
 ):
     from bacr_jax.train import main
-    from bacr_jax.training.loop import Trainer
+    from bacr_jax.training.evaluations import Evaluations
 
-    note, score = Trainer._note_evaluation, {2: 0.5, 3: 0.9}
+    add, score = Evaluations.add, {2: 0.5, 3: 0.9}
 
-    def noted(self, record, **given):
+    def scored(self, record, **given):
         for by_mode in record["anytime"].values():
-            for found in by_mode.values():
-                found["mean"] = score.get(record["step"], 0.1)
-        note(self, record, **given)
+            for entry in by_mode.values():
+                entry["mean"] = score.get(record["step"], 0.1)
+        add(self, record, **given)
 
-    monkeypatch.setattr(Trainer, "_note_evaluation", noted)
+    monkeypatch.setattr(Evaluations, "add", scored)
     run = tmp_path / "run"
     keep_one = ["checkpoint.keep=1", f"warmup.dir={finished / 'warmup'}", *PLAIN]
     train(config, run, *keep_one, "train.steps=3")

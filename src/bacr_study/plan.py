@@ -143,8 +143,7 @@ def settings_digest(config: Config) -> str:
 
     Default values are not hashed, so that adding a config key in a later version does not change
     the digests of existing runs. For the same reason a renamed key is hashed under its earlier
-    name. Folders, and keys that only affect how a run is displayed, are not
-    hashed either.
+    name. Folders, and keys that only affect how a run is displayed, are not hashed either.
     """
     defaults = config_io.flatten(Config())
     settings = config_io.identity(config_io.flatten(config))

@@ -6,8 +6,10 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check, problems
 from bacr_jax.config.derived import (
+    all_budgets,
     cap,
     largest_evaluated,
+    matching_sets,
     param_dtype,
     read_budgets,
     samples_of,
@@ -80,6 +82,21 @@ def test_names_that_are_no_names_and_budgets_that_are_none_are_refused(value):
         if "budget.levels" in line
     ]
     assert len(found) == 1
+
+
+def test_all_budgets_are_those_of_training_and_of_evaluation():
+    config = config_io.override(Config(), ["budget.min=2", "budget.max=4"])
+    assert all_budgets(config.budget, (8, 3)) == (2, 3, 4, 8)
+    choices = config_io.override(config, ["budget.prior=choices", "budget.choices=[2]"])
+    assert all_budgets(choices.budget, (8,)) == (2, 4, 8)
+
+
+def test_a_set_is_selected_by_its_whole_entry_or_by_its_name():
+    evaluated = ("math:a", "math:b", "gsm8k:c")
+    assert matching_sets("gsm8k", evaluated) == ["gsm8k:c"]
+    assert matching_sets("math:b", evaluated) == ["math:b"]
+    assert matching_sets("math", evaluated) == ["math:a", "math:b"]
+    assert matching_sets("aime", evaluated) == []
 
 
 def test_a_grace_window_needs_line_breaks():

@@ -187,7 +187,7 @@ def test_commands_run_as_they_stand_there(tmp_path, table, least):
     assert len(ran) >= least
     if table is OF_RUNS:
         assert (tmp_path / "runs/quickstart/report.html").exists()
-        assert (tmp_path / "runs/hf/config.json").exists()
+        assert (tmp_path / "hf/config.json").exists()
 
 
 def _prepare(folder):

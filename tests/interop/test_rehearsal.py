@@ -91,7 +91,7 @@ def test_the_export_says_the_same_in_transformers_and_here(rehearsed):
     """Greedily, under a budget of 8, from the same float32 weights."""
     asked = r"ask_transformers\.py [^\n]*\n(.*)\n\[budget 8, \d+ tokens"
     theirs, ours = re.search(
-        asked + r"[^\n]*\n[^\n]*bacr_jax\.generate [^\n]*\n(.*)", rehearsed[1], re.DOTALL
+        asked + r"[^\n]*\n[^\n]*bacr generate [^\n]*\n(.*)", rehearsed[1], re.DOTALL
     ).groups()
     ours, thinking = re.search(r"(.*)\n\[(\d+) thinking tokens", ours, re.DOTALL).groups()
     assert int(thinking) <= 8

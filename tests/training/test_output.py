@@ -12,11 +12,13 @@ from bacr_jax.prompts.graders import failures
 from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import MetricsWriter
+from bacr_jax.runs.progress import Progress
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.output import (
     evaluation_notes,
     evaluation_numbers,
     format_lines,
+    print_results,
     publish,
     trace_rows,
     write_traces,
@@ -53,6 +55,25 @@ def test_accuracies_are_named_by_set_decoding_and_budget():
         "eval/math500/greedy/512": 0.5, "eval/math500/greedy/512/tokens": 9.0,
         "eval/math500/greedy/none": 0.75, "eval/math500/greedy/none/tokens": 9.0,
     }  # fmt: skip
+
+
+def test_a_set_that_lost_accuracy_gets_a_warning_and_another_does_not(monkeypatch):
+    lines = []
+    progress = Progress(enabled=False)
+    monkeypatch.setattr(progress, "print_line", lines.append)
+
+    def results(right):
+        return {"greedy": {"8": {"accuracy": right / 100, "problems": 100}}}
+
+    # Wilson's 95 % interval of 50 in 100 is [.4038, .5962].
+    before = {"a": results(50), "b": results(50)}
+    print_results(progress, 7, before, {"a": results(41), "b": results(40), "c": results(0)})
+    assert lines == [
+        "step 7, a: greedy 8: 41.0",
+        "step 7, b: greedy 8: 40.0",
+        "WARNING, step 7: worse than before training on b: greedy at 8: accuracy 50.0 to 40.0 %",
+        "step 7, c: greedy 8: 0.0",
+    ]
 
 
 def test_a_row_has_the_last_answer_and_its_verdict():

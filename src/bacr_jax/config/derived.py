@@ -116,8 +116,8 @@ def drawn(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
     return budget.choices or tuple(b for b in evaluated if budget.min <= b <= budget.max)
 
 
-def prompt_budgets(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
-    """Returns all budgets of training and evaluation, in increasing order.
+def all_budgets(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
+    """Returns all budgets of training and evaluation in tokens, in increasing order.
 
     Args:
       budget: section `budget` of the config.

@@ -297,7 +297,7 @@ def resolve(config: Config) -> Settings:
         seed=config.seed if config.warmup.seed is None else config.warmup.seed,
         model_path=config.model.path,
         largest_budget=config.budget.max,
-        prompt_budgets=derived.prompt_budgets(config.budget, config.eval.budgets)
+        prompt_budgets=derived.all_budgets(config.budget, config.eval.budgets)
         if conditioning.in_prompt
         else None,
     )

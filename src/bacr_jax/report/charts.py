@@ -329,7 +329,7 @@ def thinned(series: Series) -> Series:
 
 
 def grouped_by_colour(curves: Sequence[Series]) -> list[Series]:
-    """Sorts curves so that those of one colour are in sequence, in the order of their first one."""
+    """Returns the curves grouped by colour. Colours are in the order of their first curves."""
     colours = list(dict.fromkeys(curve.colour for curve in curves))
     return sorted(curves, key=lambda curve: colours.index(curve.colour))
 

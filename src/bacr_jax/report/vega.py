@@ -478,17 +478,20 @@ def with_shared_data(spec: Spec) -> Spec:
 
 
 def with_packed_data(spec: Spec) -> Spec:
-    """Returns a description with shared data that is shorter, for pages.
+    """Returns the same description with its points as tables, which take less space in a page.
 
-    Each list of points becomes a list of tables, one per curve, with `fields` and `rows`. page.js
-    makes the points of them.
+    Each list of points becomes a list of tables, one per curve. A table has the names of the
+    `fields`, and `rows` of values. page.js converts the tables back to points.
+
+    Args:
+      spec: a description from `with_shared_data`.
     """
     datasets = {name: _tables(points) for name, points in spec["datasets"].items()}
     return {**spec, "datasets": datasets}
 
 
 def _tables(points: Sequence[Spec]) -> list[Spec]:
-    """Returns the points of each curve as a table. The curve's name is outside of the rows."""
+    """Returns the points of each curve as a table. The name of the curve is stored once."""
     tables = []
     for (curve, fields), members in itertools.groupby(points, _curve_and_fields):
         table: Spec = {} if curve is None else {"curve": curve}
