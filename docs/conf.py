@@ -92,8 +92,6 @@ CONTENTS = {
         "studies/variance",
         "studies/variance-training",
         "studies/search",
-        "studies/rivals-search",
-        "studies/search-elsewhere",
     ],
 }
 
