@@ -70,7 +70,6 @@ CONTENTS = {
         "paper",
         "theory",
         "tradeoff",
-        "variance",
         "architecture",
         "reproducibility",
         "smollm2-runs",

@@ -1,7 +1,7 @@
 """Runs the variance study, which measures the gradient noise of each baseline on the same rollouts.
 
-docs/variance.md defines the measured quantities. Runs and pools of rollouts are stored on disk. If
-the study is interrupted, the same command resumes it.
+docs/studies/variance.md defines the measured quantities. Runs and pools of rollouts are stored on
+disk. If the study is interrupted, the same command resumes it.
 """
 
 import subprocess
