@@ -113,7 +113,7 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     assert hf_config.read_budget_words(tmp_path / "plain") is None
     text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
     (tmp_path / "out/config.json").write_text(text)
-    with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; use"):
+    with pytest.raises(UserError, match="`budget_words`, .*, is 'Use few tokens or fewer.'; use"):
         hf_config.read_budget_words(tmp_path / "out")
 
 
