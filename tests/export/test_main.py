@@ -163,7 +163,9 @@ def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
     del raw["thinking"]["cap"]
     (tmp_path / "out/config.json").write_text(json.dumps(raw))
     (tmp_path / "out/manifest.json").unlink()
-    with pytest.raises(UserError, match="thinking.cap is null; export the folder again"):
+    with pytest.raises(
+        UserError, match="thinking.cap` is null, which is missing or not valid; run bacr export"
+    ):
         open_policy(None, tmp_path / "out")
 
 
@@ -314,7 +316,7 @@ def test_a_run_whose_template_was_edited_is_not_exported(tmp_path, capsys):
     assert len(open_policy(run, None, 20).tokenizer()) == len(tokenizer)
     template = base / "chat_template.jinja"
     template.write_text("Changed. " + template.read_text())
-    says = "its chat template makes other prompts"
+    says = "its chat template differs from the one"
     # As evaluate and generate do.
     with pytest.raises(UserError, match=says):
         open_policy(run, None, 20).tokenizer()
