@@ -37,7 +37,7 @@ BAD = [
         {},
     ),
     ("doctor --seconds 0", "--seconds: found '0'; set it to 1 to 86400", {}),
-    ("train", "command line: no config; pass --config quickstart", {}),
+    ("train", "command line: no config is given; pass for example --config quickstart", {}),
     (TRAIN, "small.yaml, line 3: the YAML is not valid", {"small.yaml": "seed: 1\nbudget: [\n"}),
     (TRAIN + "bugdet.max=8", "bugdet.max: there is no such key; use budget.max", {}),
     (TRAIN + "budget.min=9", "budget.min=9 is above budget.max=8; set it to at most 8", {}),
@@ -54,37 +54,45 @@ BAD = [
     ),
     (
         TRAIN + "method={}/own.py",
-        "make(config) of '{}/own.py' raised AttributeError: a method has no setting 'no'; "
-        "read one of method, conditioning, budget,",
+        "make(config) of '{}/own.py' raised AttributeError: 'no' is not one of the settings that "
+        "a method can read; use one of method, conditioning, budget,",
         {"own.py": "def make(config):\n    return config.no\n"},
     ),
     (TRAIN + "method={}/own.py", "raised SystemExit: 3", {"own.py": "raise SystemExit(3)"}),
     (TRAIN + "output.dir=/proc/run", "output.dir=/proc/run can't be used (No such file", {}),
     (TRAIN + WARMED + "/proc/x", "warmup.dir=/proc/x can't be used (No such file", {}),
-    (TRAIN, "is not empty and contains no run (found 'notes.txt')", {"run/notes.txt": ""}),
+    (TRAIN, "contains no run, but other files such as 'notes.txt'", {"run/notes.txt": ""}),
     (
         WORDS + "model.path={}/none model.tokenizer={}/model",
         "model.path={}/none: there is no such folder; use a Hugging Face folder",
         {},
     ),
     (WORDS, "config.json: the file can't be read (No such file or directory)", {CONFIG_JSON: None}),
-    (WORDS, "only 99 embedding rows; use the model's", {CONFIG_JSON: edited(vocab_size=99)}),
+    (WORDS, "only 99 embedding rows; use the tokenizer of", {CONFIG_JSON: edited(vocab_size=99)}),
     (WORDS, "truncated, damaged or missing", {WEIGHTS: lambda content: content[:-50]}),
-    (WORDS, "no readable tokenizer", {"model/tokenizer.json": None}),
-    (WORDS, "its chat template fails for a system", {"model/chat_template.jinja": "{% if"}),
-    (WORDS + "budget.max=900", "budget.max=900: with prompts of 137 tokens", {}),
+    (WORDS, "is missing or can't be read", {"model/tokenizer.json": None}),
+    (
+        WORDS,
+        "the chat template can't be applied to a system",
+        {"model/chat_template.jinja": "{% if"},
+    ),
+    (WORDS + "budget.max=900", "budget.max=900: the model has 512 positions", {}),
     (WORDS, "no file or folder '{}/questions.jsonl'; use a path", {"questions.jsonl": None}),
-    (WORDS, "found no row in questions.jsonl; use a set with", {"questions.jsonl": ""}),
+    (WORDS, "questions.jsonl contains no rows; use a file with", {"questions.jsonl": ""}),
     (WORDS, "questions.jsonl line 2: Expecting", {"questions.jsonl": '{"question": "1"}\n{\n'}),
-    (WORDS + "data.max_prompt_tokens=1", "found 8 prompts of 137 tokens or more; set a", {}),
-    (WORDS + "data.num_groups=4", "has no levels; set data.num_groups=1, or data.groups=", {}),
+    (
+        WORDS + "data.max_prompt_tokens=1",
+        "all 8 prompts are longer, with 137 tokens or more; set a",
+        {},
+    ),
+    (WORDS + "data.num_groups=4", "have no levels; set data.num_groups=1 for a single group", {}),
     (
         WORDS + "data.groups=solve_rate data.labels={}/rates.jsonl",
-        "rates.jsonl row 1: found avg=2; it must be the share of correct samples, from 0 to 1",
+        "rates.jsonl row 1: found avg=2; `avg` must be the share of correct samples, from 0 to 1",
         {"rates.jsonl": '{"id": "x", "avg": 2, "samples": 1}'},
     ),
     (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; use another", {}),
-    ("evaluate --run {}/run", "contains no finished checkpoint; let the run save one", TRAINED),
+    ("evaluate --run {}/run", "contains no finished checkpoint yet; wait until", TRAINED),
     ("evaluate --run {}/run", "checkpoints/3/state: the policy can't be read", DAMAGED),
     (EVALUATE + "--out {}/small.yaml", "small.yaml is a file; use the name of a folder", {}),
     (
@@ -96,9 +104,17 @@ BAD = [
     ("methods --run {}/none", "none contains no config.yaml; use", {}),
     ("configs quickstart", "command line: unrecognized arguments: quickstart", {}),
     ("keys budgt", "command line: budgt: there is no such section or key; use budget", {}),
-    ("serve", "command line: no policy; pass --run DIR or --model HFDIR", {}),
-    ("generate --budget 4 why", "command line: no policy; pass --run DIR or --model HFDIR", {}),
-    (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: found 1 prompts", {}),
+    (
+        "serve",
+        "command line: exactly one policy is required; pass either --run DIR or --model HFDIR",
+        {},
+    ),
+    (
+        "generate --budget 4 why",
+        "command line: exactly one policy is required; pass either --run DIR or --model HFDIR",
+        {},
+    ),
+    (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: all 1 prompts are longer", {}),
     (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; use", {}),
     (PLAN + "--devices 0", "--devices: found 0; set a number of GPUs from 1 to 100000", {}),
     (
@@ -127,9 +143,13 @@ BAD = [
     ),
     (REPORT, "summary.json is damaged; remove it", {**TRAINED, "run/summary.json": "[]"}),
     ("study --config {}/none.yaml", "there is no such file", {}),
-    ("serve", "command line: no policy; pass --run DIR or --model HFDIR", {}),
+    (
+        "serve",
+        "command line: exactly one policy is required; pass either --run DIR or --model HFDIR",
+        {},
+    ),
     ("report --run '{}/a\nb'", r"{}/a\nb contains no config.yaml", {}),
-    ("trian --config x", "no command 'trian'; use train", {}),
+    ("trian --config x", "'trian' is not a bacr command; use train", {}),
 ]
 
 
@@ -193,8 +213,9 @@ def test_a_platform_that_can_not_be_started_is_one_line(
     assert __main__.main(words_of(line, tmp_path)) == 2
     named, reason = jax.config.jax_platforms, str(fault)[:6] or "no such plugin is installed"
     assert capsys.readouterr().err == (
-        f"error: environment: JAX can't start JAX_PLATFORMS={named} ({reason}); unset it, or "
-        "install that platform\n"
+        f"error: environment: JAX can't use JAX_PLATFORMS={named} ({reason}); unset this "
+        f"variable, or "
+        "install the platform\n"
     )
     assert everything_in(tmp_path) == before
 

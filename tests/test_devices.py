@@ -98,7 +98,7 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("processes", "lost", "by", "says"),
     [
-        (2, 0, signal.SIGKILL, "has closed its"),
+        (2, 0, signal.SIGKILL, "closed its"),
         (2, 1, signal.SIGSTOP, "sent no heartbeat"),
         (4, 2, signal.SIGKILL, "sent no heartbeat"),
     ],

@@ -141,7 +141,7 @@ def test_a_model_of_the_hub_that_is_not_here_is_refused(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     line = refusal(capsys, "--model", "Qwen/Tiny", *OPTIONS)
-    assert "--model: found 'Qwen/Tiny'" in line and "pass --download to download it" in line
+    assert "--model: 'Qwen/Tiny' is neither" in line and "pass --download to download it" in line
 
 
 def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch):
@@ -186,7 +186,9 @@ def test_types_and_kernels_that_do_not_go_together_are_refused(model, tmp_path, 
     asked = ["--model", model, *OPTIONS, "--out", tmp_path / "out"]
     both = ["model.compute_dtype=bfloat16", "model.product_dtype=bfloat16"]
     assert "needs a model that computes in float32" in refusal(capsys, *asked, *both)
-    assert "needs 16-bit numbers" in refusal(capsys, *asked, "rollout.attention=cudnn")
+    assert "supports only 16-bit floating-point numbers" in refusal(
+        capsys, *asked, "rollout.attention=cudnn"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -414,7 +416,10 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "0", "--every", "4"], "largest budget 0; leave it out"),
         (["--budgets", "none", "--every", "4"], "--every 4: there is no multiple below"),
         (["--budgets", "8", "budget.grace=4"], "no line break"),
-        (["--budgets", "8", "data.closing_text=</think>"], "has its own tokens; set it to null"),
+        (
+            ["--budgets", "8", "data.closing_text=</think>"],
+            "whose tokens are fixed; set it to null",
+        ),
         (["--budgets", "4,4"], "twice"),
         (["--budgets", "512"], "64 positions"),
         (["--budgets", "8", "--temperature", "0.7"], "--samples 0 is greedy"),
@@ -436,7 +441,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "8", "--samples", "2", "--self-consistency", "4"], "--samples 4"),
         (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "no token"),
         (["--budgets", "8", "--label-difficulty", "x.jsonl"], "--samples 8"),
-        (["--budgets", "8", "budget.max=4"], "does not change the policy;"),
+        (["--budgets", "8", "budget.max=4"], "defines the policy and can't be overridden"),
         (["--budgets", "8", "rollout.answer_tokens=0"], "answer_tokens"),
         (["--budgets", "8", "--data", "nowhere:x"], "nowhere"),
         (["--budgets", "8", "--oops"], "--oops"),
@@ -456,7 +461,7 @@ def test_a_file_of_something_else_is_not_replaced_by_labels(model, tmp_path, cap
     for text in ('{"question": "1+1", "answer": "2"}\n', "mine"):
         labels.write_text(text)
         said = refusal(capsys, *options, "--samples", "8", "--label-difficulty", labels)
-        assert f"{labels} contains other data than labels; use another" in said
+        assert f"{labels} exists, but contains no labels; use another" in said
         assert labels.read_text() == text
 
 

@@ -97,7 +97,9 @@ def test_a_step_that_is_no_whole_number_is_one_line(tmp_path, step, last):
     path.write_text(f'{{"step": 1}}\n{{"step": {step}}}\n' + ("" if last else '{"step": 3}\n'))
     until_one = lambda path: list(lines_until(path, 1))
     for use in (read_lines, until_one, lambda path: keep_until(path, 1)):
-        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: .*fix or remove") as caught:
+        with pytest.raises(
+            UserError, match=r"metrics\.jsonl, line 2: .*correct or delete"
+        ) as caught:
             use(path)
         assert "\n" not in str(caught.value)
 

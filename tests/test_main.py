@@ -29,7 +29,7 @@ def test_the_rest_of_the_line_and_the_exit_code_are_the_commands(monkeypatch, co
 def test_an_unknown_command_is_one_line(capsys):
     assert __main__.main(["trian"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: there is no command 'trian'; use train")
+    assert captured.err.startswith("error: 'trian' is not a bacr command; use train")
     assert captured.err.count("\n") == 1 and captured.out == ""
 
 

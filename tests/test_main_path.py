@@ -109,7 +109,7 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
     ("override", "says"),
     [
         ("data.train=math:nowhere.jsonl", "no file or folder"),
-        ("data.train=jsonl:bad.jsonl", "found the columns frage, antwort"),
+        ("data.train=jsonl:bad.jsonl", "the columns are frage, antwort"),
         ("data.eval=[math500:nowhere.jsonl]", "no file or folder"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_real_allocation_that_no_machine_can_give_is_recognised():
         jax.jit(lambda: jnp.zeros((2**25, 2**25)))().block_until_ready()
     assert caught.value.asked == 2**52
     assert str(caught.value) == (
-        "learner: a device's memory ran out, asking for 4,096 TiB more (update rows 256)"
+        "learner: a device's memory ran out, and 4,096 TiB more were needed (update rows 256)"
     )
 
 
@@ -120,7 +120,8 @@ def test_outer_phases_and_their_sizes_are_named_too():
         failing(MESSAGES[1][0])()
     assert caught.value.phases == ("decode", "evaluation")
     assert str(caught.value) == (
-        "decode of the evaluation: a device's memory ran out, asking for 16 GiB more (slots 8, "
+        "decode of the evaluation: a device's memory ran out, and 16 GiB more were needed "
+        "(slots 8, "
         "problems 500)"
     )
     assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
@@ -164,7 +165,7 @@ def test_commands_say_it_in_one_line_and_exit_with_1(
     monkeypatch.setattr(command, work, runs_out)
     assert command.main(line) == 1
     err = capsys.readouterr().err
-    assert err.startswith("error: decode: a device's memory ran out, asking for 4.44 GiB more")
+    assert err.startswith("error: decode: a device's memory ran out, and 4.44 GiB more were needed")
     assert advice in err and err.count("\n") == 1
 
 
@@ -196,7 +197,7 @@ def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
         "prompt_tokens": 5,
         "answer_tokens": 3,
     }.items() <= caught.value.sizes.items()
-    assert f"{phase}: a device's memory ran out, asking for 4.44 GiB more" in str(caught.value)
+    assert f"{phase}: a device's memory ran out, and 4.44 GiB more were needed" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ BAD = {
     "slots for every device": (["rollout.slots=12"], "set rollout.slots=8"),
     "a config in range": (["budget.max=0"], "budget.max: found 0"),
     "keys that exist": (["model.size=7"], "no such key"),
-    "positions for its thinking": (["budget.max=40000"], "budget.max=40000: with prompts of"),
+    "positions for its thinking": (["budget.max=40000"], "budget.max=40000: the model has"),
     "a model that is known": (
         ["model.path=mine"],
         "model.path: mine/config.json does not exist here",

@@ -95,11 +95,11 @@ class TestCutWeights:
         [(0.5, 0.5), (0.5, 0.5, 0.5, 0.5), (-0.1, 0.1, 0.5, 0.5), (np.nan, 0.0, 0.5, 0.5)],
     )
     def test_nonsense_is_refused_with_what_to_write(self, kind):
-        with pytest.raises(ValueError, match="use 4 numbers of at least 0 that sum to 1"):
+        with pytest.raises(ValueError, match="must be 4 numbers of at least 0 that sum to 1"):
             rewards.cut_weights(kind, 4)
 
     def test_an_unknown_name_is_no_weight(self):
-        with pytest.raises(ValueError, match="found 'first'; use uniform, final_heavy"):
+        with pytest.raises(ValueError, match="must be uniform, final_heavy .*, but are 'first'"):
             rewards.cut_weights("first", 4)
 
 

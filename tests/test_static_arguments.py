@@ -134,12 +134,15 @@ def test_a_function_gives_under_jit_what_it_gives_without(room, name):
 
 
 def test_a_traced_argument_that_must_be_static_is_refused_with_the_call_to_write():
-    says = r"cut_points: found a traced num_cuts; use jax.jit\(cut_points, static_argnames="
+    says = (
+        r"cut_points: the argument `num_cuts` is traced by jax.jit, but must be a Python "
+        r"value; use jax.jit\(cut_points, static_argnames="
+    )
     with pytest.raises(TypeError, match=says):
         jax.jit(rewards.cut_points)(jnp.asarray(BUDGETS), num_cuts=4)
-    with pytest.raises(TypeError, match="scatter_segments: found a traced num_tokens"):
+    with pytest.raises(TypeError, match="scatter_segments: the argument `num_tokens` is traced"):
         jax.jit(advantages.scatter_segments)(jnp.asarray(X.reshape(4, 2)), jnp.asarray(CUTS), 16)
-    with pytest.raises(TypeError, match="fixed_budgets: found a traced shape"):
+    with pytest.raises(TypeError, match="fixed_budgets: the argument `shape` is traced"):
         jax.jit(curriculum.fixed_budgets)(8, shape=(2, 3))
 
 

@@ -221,7 +221,7 @@ def test_a_finished_run_gives_the_same_again_whatever_became_of_its_evaluations(
     records[0]["sets"]["ledger"]["greedy"]["4"]["accuracy"] = 0.9
     (folder / "eval.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records[:-1]))
     train(config, folder, "output.report=false")
-    assert "eval.jsonl was not as the run had left it" in capsys.readouterr().out
+    assert "eval.jsonl was changed since the run wrote it" in capsys.readouterr().out
     assert_same_run(folder, finished, 4)
     # The time of both legs.
     before = read_meta(finished / "checkpoints" / "4" / "state")["wall_seconds"]
@@ -397,7 +397,9 @@ def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, 
     thread.join()
     assert polls == [None] and raised == ["rollout.urls: none of the servers responds any more"]
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
-    assert "called in a thread, where signals can't be handled" in capsys.readouterr().err
+    assert (
+        "called outside the main thread, where signals can't be handled" in capsys.readouterr().err
+    )
 
 
 def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoint(finished):
@@ -564,9 +566,9 @@ def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("tokenizer_fingerprint", "its tokenizer has another vocabulary than when the run in"),
-        ("template_fingerprint", "its chat template makes other prompts"),
-        ("prompts_fingerprint", "the prompts of data.train differ in their tokens"),
+        ("tokenizer_fingerprint", "the vocabulary of its tokenizer differs"),
+        ("template_fingerprint", "its chat template differs from the one"),
+        ("prompts_fingerprint", "the prompts of data.train have different token ids"),
     ],
 )
 def test_a_run_that_is_asked_otherwise_does_not_go_on(

@@ -64,16 +64,24 @@ def test_a_file_of_the_package_that_is_run_as_a_script_names_the_command(path):
     if path.stem == "__init__":
         pytest.skip("does nothing as a script")
     module = "bacr_jax" if path.stem == "__main__" else f"bacr_jax.{path.stem}"
-    line = f"error: {path} is a part of the package bacr_jax; run python -m {module}\n"
+    line = (
+        f"error: {path} is a module of the package bacr_jax and can't be run as a file; run "
+        f"python -m {module}\n"
+    )
     assert run_python(path, "--config", "quickstart") == (2, line)
 
 
 def test_the_same_from_within_the_folder_of_the_package():
-    line = "error: train.py is a part of the package bacr_jax; run python -m bacr_jax.train\n"
+    line = (
+        "error: train.py is a module of the package bacr_jax and can't be run as a file; run "
+        "python -m bacr_jax.train\n"
+    )
     assert run_python("train.py", folder=PACKAGE) == (2, line)
     code, line = run_python("-c", "import enum", folder=PACKAGE)
     assert code == 2 and line.count("\n") == 1
-    assert "hides Python's own types; start Python in another folder" in line
+    assert (
+        "hides the module `types` of the standard library; start Python in another folder" in line
+    )
 
 
 def test_a_file_of_the_grader_that_is_run_as_a_script_names_its_command():

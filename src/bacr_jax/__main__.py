@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         suggestion = near[0] if near else f"one of {', '.join(COMMANDS)}"
-        print(f"error: there is no command {name!r}; use {suggestion}", file=sys.stderr)
+        print(f"error: {name!r} is not a bacr command; use {suggestion}", file=sys.stderr)
         return 2
     with uninterrupted():
         command = importlib.import_module(COMMANDS[name][0])

@@ -229,13 +229,13 @@ def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
     data = arguments.data
     samples = arguments.samples
     if arguments.model is not None and not data:
-        yield "--data is missing; pass a set such as gsm8k:PATH"
+        yield "--data is required with --model; pass a data set such as gsm8k:PATH"
     if arguments.model is not None and not arguments.budgets:
-        yield "--budgets is missing; pass budgets such as 512,1024"
+        yield "--budgets is required with --model; pass thinking budgets such as 512,1024"
     if arguments.swap and arguments.every is not None:
         yield (
-            f"--swap can't be combined with --every {arguments.every}; pass one of them, and run "
-            "the other evaluation with another --out"
+            f"--swap can't be combined with --every {arguments.every}; pass only one of them, and "
+            "run the other evaluation with another --out"
         )
     if len(set(data)) < len(data):
         yield "--data contains a set twice; name each set once"
@@ -257,8 +257,8 @@ def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
     votes = arguments.self_consistency
     if votes is not None and samples < votes:
         yield (
-            f"--self-consistency {votes} needs as many samples, found --samples {samples}; pass "
-            f"--samples {votes} or more"
+            f"--self-consistency {votes} needs at least {votes} samples, but --samples is "
+            f"{samples}; pass --samples {votes} or more"
         )
 
 
@@ -271,16 +271,16 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
     """Yields an error message for each invalid value of --train and --label-difficulty."""
     if arguments.train == "ledger":
         yield (
-            "--train ledger: its test problems differ from its training problems by construction; "
-            "leave the option out"
+            "--train ledger has no effect, because the test problems of the ledger task always "
+            "differ from its training problems; leave the option out"
         )
     labels = arguments.label_difficulty
     if labels is None:
         return
     if not arguments.samples:
-        yield f"--label-difficulty {labels}: avg@k needs samples; pass for example --samples 8"
+        yield f"--label-difficulty {labels} needs sampled answers; pass for example --samples 8"
     if not labels.absolute().parent.is_dir():
-        yield f"--label-difficulty {labels}: its folder does not exist; create it first"
+        yield f"--label-difficulty {labels}: the folder does not exist; create it first"
     if labels.is_dir():
         yield f"--label-difficulty {labels} is a folder; use the name of a file"
     # Test now that the file can be written, because it is written only after hours of
@@ -289,14 +289,14 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
         with tempfile.TemporaryFile(dir=labels.absolute().parent):
             pass
     except OSError as error:
-        yield f"--label-difficulty {labels}: can't be written ({error.strerror}); use another path"
+        yield f"--label-difficulty {labels} can't be written ({error.strerror}); use another path"
     if labels.is_file():
         from bacr_jax.questions.groups import read_solve_rates
 
         try:
             read_solve_rates(labels, ())
         except UserError:
-            yield f"--label-difficulty {labels} contains other data than labels; use another path"
+            yield f"--label-difficulty {labels} exists, but contains no labels; use another path"
 
 
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
@@ -313,8 +313,8 @@ def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
             continue
         near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
         yield (
-            f"{key}: an evaluation does not change the policy; only keys such as {near[0]} can be "
-            "overridden"
+            f"{key} defines the policy and can't be overridden in an evaluation; override only "
+            f"keys such as {near[0]}"
         )
 
 
@@ -350,8 +350,8 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
     if formats and declares_budget(resolve(config).method):
         raise UserError(
-            f"{formats[0]}: SelfBudgeter's responses begin with a budget, which needs its own "
-            "format; leave the option out"
+            f"{formats[0]} can't be used with SelfBudgeter, whose responses begin with a budget "
+            "and need a special prompt format; leave the option out"
         )
     budgets, no_budget = _budgets(arguments.budgets, config.budget.levels, config.eval)
     sets = tuple(arguments.data) or config.data.eval
@@ -399,7 +399,7 @@ def _budgets(
         return evaluation.budgets, evaluation.no_budget
     budgets = read_budgets(text, option="--budgets", levels=levels)
     if len(set(budgets)) != len(budgets):
-        raise UserError(f"--budgets {text} contains a budget twice; list each once")
+        raise UserError(f"--budgets {text} contains a budget twice; list each budget once")
     numbers = [budget for budget in budgets if budget is not None]
     return tuple(sorted(numbers)), None in budgets
 
@@ -444,7 +444,7 @@ def _named_options(
         if value is not None:
             yield name.replace("_", "-"), str(value)
     if arguments.url is not None:
-        # Not the address, because the same evaluation may continue on another server.
+        # The address is not included, because the same evaluation may continue on another server.
         yield "engine", VLLM
     if arguments.split != "test":
         yield "split", arguments.split

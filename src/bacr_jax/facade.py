@@ -78,7 +78,7 @@ class Policy:
           UserError: if an argument is invalid.
         """
         if samples < 1:
-            raise UserError(f"samples={samples} is too small; use 1 or more")
+            raise UserError(f"samples={samples} is too small; use 1 or more samples per question")
         default_temperature = 0.0
         default_top_p = 1.0
         if temperature is None and samples > 1:
@@ -92,7 +92,7 @@ class Policy:
         AskOptions(budgets, temperature, top_p, seed).check("")
         if samples > 1 and temperature == 0:
             raise UserError(
-                f"samples={samples}: temperature 0 gives the same answer each time; use "
+                f"samples={samples}: with temperature 0, all samples would be the same; use "
                 "temperature=1.0, or samples=1"
             )
         return self._session.ask(
@@ -172,6 +172,7 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
         )
     if step is not None:
         raise UserError(
-            f"step={step}: only a run has checkpoints of several steps; leave the argument out"
+            f"step={step} can't be used with a Hugging Face model, because only a run has "
+            "checkpoints of several steps; leave the argument out"
         )
     return Policy(open_session(None, path, None, texts))

@@ -135,12 +135,12 @@ def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any
             if not file.read(1):
                 return
             raise UserError(
-                f"{path}, line {number} is not a JSON record; fix or remove the line"
+                f"{path}, line {number} is not a JSON object; correct or delete this line"
             ) from None
         if type(record.get("step", 0)) is not int:
             raise UserError(
-                f"{path}, line {number}: step is {json.dumps(record['step'])[:40]}, but must be a "
-                "whole number; fix or remove the line"
+                f"{path}, line {number}: `step` is {json.dumps(record['step'])[:40]}, but must be "
+                "a whole number; correct or delete this line"
             )
         yield text, record
 

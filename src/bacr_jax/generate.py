@@ -92,17 +92,18 @@ class AskOptions:
         """
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
-                f"{dash}temperature {self.temperature} is not allowed; use 0 (the most likely "
-                "tokens) or a number above"
+                f"{dash}temperature {self.temperature} is out of range; use 0 (always the most "
+                "likely token) or a larger number"
             )
         if not 0 < self.top_p <= 1:
             raise UserError(
-                f"{dash}top-p {self.top_p} is out of range; use a number above 0, up to 1"
+                f"{dash}top-p {self.top_p} is out of range; use a number above 0 and at most 1"
             )
         if self.top_p < 1 and self.temperature == 0:
             raise UserError(
-                f"{dash}top-p {self.top_p} has no effect, because {dash}temperature 0 takes the "
-                f"most likely token; use {dash}temperature 0.6, or leave {dash}top-p out"
+                f"{dash}top-p {self.top_p} has no effect, because {dash}temperature 0 always "
+                f"selects the most likely token; use {dash}temperature 0.6, or leave {dash}top-p "
+                "out"
             )
         if not 0 <= self.seed < 2**32:
             raise UserError(
@@ -149,13 +150,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     questions = [word for word in arguments.words if not _OVERRIDE.fullmatch(word)]
     if len(questions) > 1:
         raise UserError(
-            f"question: found {shown(questions[0])} and {shown(questions[1])}; pass one question, "
-            "in quotes"
+            f"question: found two, {shown(questions[0])} and {shown(questions[1])}; pass a single "
+            "question, in quotes"
         )
     arguments.question = questions[0] if questions else None
     arguments.overrides = [word for word in arguments.words if word not in questions]
     if questions and not arguments.question.strip():
-        raise UserError("question: the text is empty; pass a question")
+        raise UserError("the question is empty; pass a text")
     AskOptions((), arguments.temperature, arguments.top_p, arguments.seed).check()
     return arguments
 
@@ -491,7 +492,7 @@ def from_pipe(session: "Session", options: AskOptions, print_line: Callable[[str
             raise UserError(f"standard input, line {number}: {error}") from None
     if not num_questions:
         raise UserError(
-            "question: found none; pass one after the options, or one per line on standard input"
+            "no question is given; pass one after the options, or one per line on standard input"
         )
 
 

@@ -294,7 +294,9 @@ def _check_mode(mode: str) -> None:
     """Raises a ValueError if `mode` is not one of `Aggregation`."""
     modes = get_args(Aggregation)
     if mode not in modes:
-        raise ValueError(f"mode: found {mode!r}; use one of {', '.join(modes)}")
+        raise ValueError(
+            f"the aggregation must be one of {', '.join(modes)}, but `mode` is {mode!r}"
+        )
 
 
 @static_arguments("mode")
@@ -423,7 +425,7 @@ def kl_penalty(
         return k3
     if kind == "k3+":
         return k2 + jax.lax.stop_gradient(k3 - k2)
-    raise ValueError(f"kind: found {kind!r}; use k1, k2, k3 or k3+")
+    raise ValueError(f"the KL estimator must be k1, k2, k3 or k3+, but `kind` is {kind!r}")
 
 
 def total_loss(

@@ -66,7 +66,7 @@ class OutOfMemory(RuntimeError):
         memory = "the machine's memory" if self.on_host else "a device's memory"
         line = f"{phases}: {memory} ran out"
         if self.asked is not None:
-            line += f", asking for {size_text(self.asked)} more"
+            line += f", and {size_text(self.asked)} more were needed"
         if self.sizes:
             sizes = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in self.sizes.items())
             line += f" ({sizes})"

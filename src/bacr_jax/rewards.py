@@ -195,8 +195,8 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
         weights[-1] = _FINAL_SHARE
         return weights
     raise ValueError(
-        f"weights: found {kind!r}; use uniform, final_heavy or last, or a list of {num_cuts} "
-        "numbers"
+        "the weights of the truncation points must be uniform, final_heavy or last, or a list of "
+        f"{num_cuts} numbers, but are {kind!r}"
     )
 
 
@@ -213,7 +213,8 @@ def _checked_weights(
     # The comparison is negated so that NaN is rejected: every comparison with NaN is false.
     if not (is_valid and abs(array.sum() - 1.0) <= 1e-4):
         raise ValueError(
-            f"weights: found {array.tolist()}; use {num_cuts} numbers of at least 0 that sum to 1"
+            f"the weights of the truncation points must be {num_cuts} numbers of at least 0 that "
+            f"sum to 1, but are {array.tolist()}"
         )
     return array / array.sum()
 

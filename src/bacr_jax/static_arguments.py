@@ -34,8 +34,9 @@ def static_arguments(*names: str) -> Callable[[_Function], _Function]:
                 leaves = jax.tree.leaves(arguments.get(name))
                 if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
                     raise TypeError(
-                        f"{function.__name__}: found a traced {name}; use "
-                        f"jax.jit({function.__name__}, static_argnames={names})"
+                        f"{function.__name__}: the argument `{name}` is traced by jax.jit, but "
+                        f"must be a Python value; use jax.jit({function.__name__}, "
+                        f"static_argnames={names})"
                     )
             return function(*args, **kwargs)
 

@@ -106,7 +106,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         raise SystemExit(0)
     if not arguments.config:
         raise UserError(
-            "command line: no config; pass --config quickstart (bacr configs lists others)"
+            "command line: no config is given; pass for example --config quickstart (bacr "
+            "configs lists all configs)"
         )
     check_overlays(arguments.config)
     config = config_io.load(arguments.config, arguments.overrides)
@@ -297,7 +298,7 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
         if not changed:
             raise
         raise UserError(
-            f"{error} (nothing was changed; if the new value of {', '.join(changed)} is the "
+            f"{error} (no file was changed; if the new value of {', '.join(changed)} is the "
             "cause, leave --allow-change out)"
         ) from None
     folder.keep_config()
@@ -402,8 +403,8 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
 
     if threading.current_thread() is not threading.main_thread():
         print(
-            "WARNING, bacr_jax.train: it was called in a thread, where signals can't be handled, "
-            "so SIGTERM and Ctrl-C save no checkpoint; call it in the main thread",
+            "WARNING, bacr_jax.train: it was called outside the main thread, where signals can't "
+            "be handled, so SIGTERM and Ctrl-C save no checkpoint; call it in the main thread",
             file=sys.stderr,
         )
         yield None

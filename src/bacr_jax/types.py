@@ -25,9 +25,15 @@ if __name__ == "types":
     _name = _script.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
     _module = "bacr_jax" if _name == "__main__" else f"bacr_jax.{_name}"
     if _script.endswith(".py"):
-        _found = f"{_script} is a part of the package bacr_jax; run python -m {_module}"
+        _found = (
+            f"{_script} is a module of the package bacr_jax and can't be run as a file; run "
+            f"python -m {_module}"
+        )
     else:
-        _found = f"{__file__}: hides Python's own types; start Python in another folder"
+        _found = (
+            f"{__file__} hides the module `types` of the standard library; start Python in "
+            "another folder"
+        )
     print(f"error: {_found}", file=sys.stderr)
     raise SystemExit(2)
 

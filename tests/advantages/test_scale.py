@@ -45,5 +45,5 @@ class TestScale:
         assert (np.abs(got[..., 0]) <= np.abs(a) / 0.1 + 1e-5).all()
 
     def test_unknown_mode_is_refused(self):
-        with pytest.raises(ValueError, match="use batch_rms, group or none"):
+        with pytest.raises(ValueError, match="must be batch_rms, group or none"):
             unchecked(advantages.advantage_scale)(self.A, mode="std", floor=0.1)

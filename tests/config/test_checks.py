@@ -33,7 +33,7 @@ BAD_CONFIGS = [
     ),
     (
         {"conditioning": {"prompt_text": "At most {budget}!"}},
-        "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out",
+        "conditioning.prompt_text has no effect, because this data set has special tokens",
     ),
     ({"output": {"dir": " "}}, "output.dir: the text is blank; use a name"),
     ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; use qwen2.5-7b"),
@@ -47,20 +47,21 @@ BAD_CONFIGS = [
     ({"model": {"hidden_size": 6}}, "model.hidden_size/model.num_heads=3 is odd"),
     (
         {"model": {"attention": "cudnn", "compute_dtype": "float32"}},
-        "model.attention=cudnn needs 16-bit numbers, found model.compute_dtype=float32",
+        "model.attention=cudnn supports only 16-bit floating-point numbers, but "
+        "model.compute_dtype is float32",
     ),
     (
         {"model": {"product_dtype": "bfloat16", "compute_dtype": "bfloat16"}},
-        "model.product_dtype=bfloat16 needs a model that computes in float32, found model.compute",
+        "model.product_dtype=bfloat16 needs a model that computes in float32, but model.compute",
     ),
     ({"mesh": {"tensor": 2}}, "mesh.tensor=2 does not divide model.num_kv_heads=1; set it to 1"),
     (
         {"train": {"padding_free": True}},
-        "train.padding_free=true needs the number of tokens of a micro-batch; set train",
+        "train.padding_free=true needs micro-batches that are limited by their number",
     ),
     (
         {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 9000}},
-        "train.micro_batch_tokens=9000: train.micro_batch_rows=8 splits the update too; set",
+        "train.micro_batch_tokens=9000 and train.micro_batch_rows=8 both set the size",
     ),
     (
         # A prompt of one token at least, 64 of thinking, and an answer of 7.
@@ -71,8 +72,9 @@ BAD_CONFIGS = [
             "rollout": {"answer_tokens": 7},
             "train": {"micro_batch_tokens": 71},
         },
-        "train.micro_batch_tokens=71: a row with budget.max=64 and rollout.answer_tokens=7 may "
-        "have 72 tokens and more",
+        "train.micro_batch_tokens=71: with budget.max=64 and rollout.answer_tokens=7, a single "
+        "trace may "
+        "have 72 tokens or more",
     ),
     (
         {"loss": {"ratio": "sequence"}, "advantage": {"credit": "trajectory"}},
@@ -86,7 +88,7 @@ BAD_CONFIGS = [
                 "importance_cap": 2.0,
             }
         },
-        "loss.importance_cap=2 weighs tokens, but loss.ratio=sequence",
+        "loss.importance_cap=2 limits a weight per token, but loss.ratio=sequence",
     ),
     (
         {"budget": {"min": 300, "max": 1000, "stages": (1.0, 0.25)}},
@@ -99,7 +101,7 @@ BAD_CONFIGS = [
     ),
     (
         {"loss": {"sequence_cap": 3.0, "importance_cap": 2.0}},
-        "loss.sequence_cap=3 weighs traces, but loss.importance_cap=2 weighs their tokens too",
+        "loss.sequence_cap=3 and loss.importance_cap=2 would both weight a token",
     ),
     (
         {"loss": {"sequence_cap": 3.0, "dual_clip": 10.0, "old_logprobs": "sampler"}},
@@ -107,28 +109,34 @@ BAD_CONFIGS = [
     ),
     (
         {"loss": {"old_logprobs": "sampler"}},
-        "loss.old_logprobs=sampler: sampler and learner differ",
+        "loss.old_logprobs=sampler: the log-probabilities of sampler and learner differ",
     ),
     (
         {"optimizer": {"single_rate": True}},
-        "value.inner_steps=4: these steps update only the head",
+        "value.inner_steps=4: these steps train only the value head",
     ),
     ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; set it to a number of shards, or to -1"),
     ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; use ledger, or NAME:PATH"),
     ({"data": {"train": ":x"}}, "data.train: found ':x'"),
-    ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; use ledger"),
+    (
+        {"data": {"train": "ledger:x"}},
+        "data.train: found 'ledger:x', but the problems of the ledger",
+    ),
     (
         {"data": {**MATH, "question_column": "q"}, "model": {"path": "qwen"}},
-        "data.question_column=q: no set is a table; leave the key out",
+        "data.question_column=q has no effect, because no set is a table (jsonl, json, csv",
     ),
     (
         {"data": {"trace_column": ("a", "b")}},
-        "data.trace_column=[a, b]: no set is a table",
+        "data.trace_column=[a, b] has no effect, because no set is a table",
     ),
-    ({"data": {"train": ("1" + "0" * 400 + "*gym:gcd",)}}, "use sets with weights above 0"),
+    (
+        {"data": {"train": ("1" + "0" * 400 + "*gym:gcd",)}},
+        "use one or more sets with weights above 0",
+    ),
     (
         {"rollout": {"engine": "vllm", "urls": ("http://a:1", "foo")}},
-        "rollout.urls: found 'foo'; use addresses such as http://HOST:PORT",
+        "rollout.urls: 'foo' is not the address of a server; use addresses such as http://HOST:PORT",
     ),
     (
         {"rollout": {"temperature": 1e-320}},
@@ -152,8 +160,8 @@ BAD_CONFIGS = [
     ({"grader": "mine.py"}, "grader: expected FILE.py:function, such as"),
     (
         {"reward": {"weights": {"mine.py:brief": 1.0}}},
-        "reward.weights: found {mine.py:brief: 1}, but accuracy and pass rates are computed from "
-        "correct; use {correct: 1, FILE.py:function: 0.2}",
+        "reward.weights={mine.py:brief: 1} lacks the reward `correct`, from which accuracy and "
+        "pass rates are computed; use {correct: 1, FILE.py:function: 0.2}",
     ),
     (
         {"reward": {"weights": {"correct": 1.0, "mine.py": 0.2}}},
@@ -166,14 +174,18 @@ BAD_CONFIGS = [
     ),
     (
         {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.2, "b.py:f": 0.2}}},
-        "reward.weights: two rewards have the name 'f', but metrics are named after them; use",
+        "reward.weights: two rewards have the name 'f', so their metrics would have the same "
+        "name; use",
     ),
     (
         {"reward": {"normalize_each": True}},
-        "reward.normalize_each=true: reward.weights has one reward",
+        "reward.normalize_each=true needs several rewards, but",
     ),
-    ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
-    ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
+    (
+        {"data": {"answers": "verbatim"}},
+        "data.answers=verbatim keeps reference answers as text, but the built-in",
+    ),
+    ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger task has its own"),
     (
         {"data": MATH, "model": {"path": "qwen"}, "warmup": {"steps": 5}},
         "warmup.learning_rate=0.003, warmup.hold_accuracy=0.85, warmup.target_accuracy=0.95 are "
@@ -183,7 +195,8 @@ BAD_CONFIGS = [
     ),
     (
         {"eval": {"select": "leger"}},
-        "eval.select: found 'leger', which names none of data.eval; use train_holdout or ledger",
+        "eval.select: 'leger' is the name of none of the sets in data.eval, but must be the name "
+        "of one; use train_holdout or ledger",
     ),
     (
         {
@@ -191,12 +204,13 @@ BAD_CONFIGS = [
             "data": {**MATH, "eval": ("math:a", "math:b")},
             "model": {"path": "qwen"},
         },
-        "eval.select: found 'math', which names several of data.eval; use train_holdout or math:a "
+        "eval.select: 'math' is the name of several of the sets in data.eval, but must be the "
+        "name of one; use train_holdout or math:a "
         "or math:b",
     ),
     (
         {"eval": {"holdout": 0, "every": 5}},
-        "eval.holdout=0 leaves eval.select=train_holdout no question to select on; set it to 1",
+        "eval.holdout=0 holds out no questions, but eval.select=train_holdout selects",
     ),
     ({"warmup": {"dir": "x"}}, "warmup.dir=x has no effect with warmup.steps=0"),
     ({"budget": {"min": 300, "max": 200}}, "budget.min=300 is above budget.max=200"),
@@ -215,20 +229,23 @@ BAD_CONFIGS = [
     ),
     (
         {"budget": {"min": 3}},
-        "cuts.count=4: a trace of budget.min=3 tokens has fewer distinct cuts",
+        "cuts.count=4: a trace of budget.min=3 tokens can't have that many distinct",
     ),
-    ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights: found 2 weights for cuts.count=4"),
+    ({"cuts": {"weights": (0.5, 0.5)}}, "cuts.weights has 2 weights, but cuts.count=4"),
     ({"cuts": {"weights": (0.5, 0.5, 0.5, 0.5)}}, "cuts.weights: the weights sum to 2"),
-    ({"curriculum": {"mu0": (1.0, 2.0)}}, "curriculum.mu0: found 2 values for data.num_groups=4"),
+    ({"curriculum": {"mu0": (1.0, 2.0)}}, "curriculum.mu0 has 2 values, but data.num_groups=4"),
     ({"warmup": {"style": "steps"}}, "warmup.style=steps: the accuracy of a single style"),
-    ({"warmup": {"style_accuracy": (0.9, 0.5)}}, "found [0.9, 0.5]; use [low, high]"),
+    (
+        {"warmup": {"style_accuracy": (0.9, 0.5)}},
+        "warmup.style_accuracy=[0.9, 0.5] is not an interval; use [low, high]",
+    ),
     (
         {"rollout": {"questions": 10}, "train": {"minibatches": 4}},
         "train.minibatches=4 does not divide rollout.questions=10; set it to 2",
     ),
     (
         {"train": {"micro_batch_rows": 24}},
-        "train.micro_batch_rows=24 does not divide the 256 rows of an update",
+        "train.micro_batch_rows=24 does not divide the 256 traces of an update",
     ),
     ({"eval": {"budgets": ()}}, "eval.budgets: the list is empty; use budgets such as [4096]"),
     ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; it must be 0 or more"),
@@ -244,7 +261,7 @@ BAD_CONFIGS = [
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in increasing order: [8, 64]"),
     (
         {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},
-        "a row has 33920 tokens, but qwen2.5-7b supports at most 32768",
+        "a prompt with its response may have 33920 tokens, but qwen2.5-7b supports at most 32768",
     ),
 ]
 
@@ -324,7 +341,7 @@ def test_ranges_can_be_checked_alone():
     check_ranges(changed(budget={"min": 300, "max": 200}))
     with pytest.raises(UserError, match="seed: found -1"):
         check_ranges(changed(seed=-1))
-    with pytest.raises(UserError, match="budget.levels: found the name 'none'"):
+    with pytest.raises(UserError, match="budget.levels: 'none' is not a valid name of a budget"):
         check_ranges(changed(budget={"levels": FrozenMap(none=4)}))
 
 

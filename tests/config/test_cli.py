@@ -70,8 +70,11 @@ def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("", "no policy; pass --run DIR or --model HFDIR"),
-        ("--run a --model b", "no policy; pass --run DIR or --model HFDIR"),
+        ("", "exactly one policy is required; pass either --run DIR or --model HFDIR"),
+        (
+            "--run a --model b",
+            "exactly one policy is required; pass either --run DIR or --model HFDIR",
+        ),
         ("--model b --step 3", "only a run has checkpoints"),
         ("--run a --download", "a run contains its weights; leave the option out"),
         ("--run a --step -3", "expected the number of a step, best or newest, but found '-3'"),

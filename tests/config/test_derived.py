@@ -145,8 +145,11 @@ def test_answers_are_counted_for_all_sets_or_for_each():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("{math500: 4, gsm: 16}", "{math500: 4, gsm: 16} has no number for gsm8k:b/test.jsonl, "),
-        ("{}", "has no number for math500:a/test.jsonl, a set of data.eval; add math500: 4,"),
+        (
+            "{math500: 4, gsm: 16}",
+            "{math500: 4, gsm: 16} contains no number for gsm8k:b/test.jsonl, ",
+        ),
+        ("{}", "contains no number for math500:a/test.jsonl, a set of data.eval; add math500: 4,"),
         ("{math500: -1, gsm8k: 4}", "eval.samples: found -1; it must be 0 or more"),
     ],
 )
@@ -180,7 +183,7 @@ def test_the_base_has_the_compute_type_and_trained_weights_are_float32():
         (["model.param_dtype=bfloat16"], "set it to float32, or set adapter.rank=32"),
         (
             ["adapter.path=somewhere"],
-            "adapter.path is a folder, but adapter.rank is null; set it to",
+            "adapter.path is set, but adapter.rank is null; set adapter.rank to",
         ),
         (["adapter.rank=0"], "adapter.rank: found 0"),
         (

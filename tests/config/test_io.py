@@ -115,7 +115,10 @@ BAD_FILES = [
     ("seed: 2.0", "seed: found 2.0; use 2"),
     ("seed:", "seed: found nothing; use a whole number"),
     ("budget: {max: 1e3}", "budget.max: found '1e3'; use 1000"),
-    ("budget: 64", "budget: found 64, but it is a section; use one of budget.min, budget.max"),
+    (
+        "budget: 64",
+        "budget: found 64, but this is a section and not a key; use one of budget.min, budget.max",
+    ),
     ("curriculum: {alpha: high}", "curriculum.alpha: found 'high'; use a number"),
     ("curriculum: {clip_mu: 1}", "curriculum.clip_mu: found 1; use true or false"),
     ("curriculum: {mu0: [a]}", "curriculum.mu0: found ['a']; use a number or a list of numbers"),
@@ -140,7 +143,7 @@ BAD_OVERRIDES = [
     ("bugdet.mxa=1", "command line: bugdet.mxa: there is no such key; use budget.max"),
     ("bugdet.max=1", "command line: bugdet.max: there is no such key; use budget.max"),
     ("learning_rat=1", "learning_rat: there is no such key; use"),
-    ("budget=", "command line: budget: found nothing, but it is a section"),
+    ("budget=", "command line: budget: found nothing, but this is a section"),
     ("budget={mx: 3}", "command line: budget.mx: there is no such key; use budget.max"),
     (
         "eval.budgets=8,16",
@@ -156,7 +159,10 @@ BAD_OVERRIDES = [
     ("budget.levels={1: 2}", "budget.levels: found the name 1; use text, in quotes"),
     ("eval.samples={ledger: x}", "use a whole number"),
     ("data.template_variables={day: 2024-07-26}", "variables.day: found 2024-07-26; use"),
-    ("data.system_prompt=", "found nothing; use null, or \"data.system_prompt=''\" for an empty"),
+    (
+        "data.system_prompt=",
+        "the value is empty; use null, or \"data.system_prompt=''\" for an empty",
+    ),
 ]
 
 
@@ -314,7 +320,10 @@ def test_overrides_are_texts_or_a_dict():
     [
         ({"train.step": 3}, "train.step"),
         ({"train.steps": "three"}, "train.steps"),
-        ({"train.steps": object()}, "overrides: train.steps: found a object; use a number"),
+        (
+            {"train.steps": object()},
+            "overrides: the value of train.steps has the type object; use a number",
+        ),
     ],
 )
 def test_overrides_as_a_dict_are_refused_like_texts(overrides, says):

@@ -34,7 +34,7 @@ def test_values_take_the_types_of_the_fields():
     ("parsed", "message"),
     [
         (["a"], "arms[0]: found ['a']; use keys such as label, steps or rates"),
-        ({"label": "a"}, "arms[0]: has no steps; use steps: ..."),
+        ({"label": "a"}, "arms[0]: the required key steps is missing; use steps: ..."),
         ({"label": "a", "steps": "x"}, "use a whole number"),
         ({"label": "a", "steps": True}, "use a whole number"),
         ({"label": "a", "steps": 1, "config": 2}, "arms[0].config: found 2; use a mapping"),

@@ -114,7 +114,7 @@ class TestBudgets:
         assert (self.sample(seed=3) != self.sample(seed=4)).any()
 
     def test_unknown_assignment_is_refused(self):
-        with pytest.raises(ValueError, match="use independent, shared or stratified"):
+        with pytest.raises(ValueError, match="assigned independent, shared or stratified"):
             unchecked(curriculum.uniform_budgets)(
                 jax.random.key(0), b_min=1, b_max=2, shape=(1, 1), assign="sorted"
             )

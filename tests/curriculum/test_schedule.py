@@ -58,11 +58,11 @@ class TestBudgetLocation:
         )
 
     def test_mu0_must_fit_the_groups(self):
-        with pytest.raises(ValueError, match="3 values for 4 difficulty groups"):
+        with pytest.raises(ValueError, match="3 values, but there are 4 difficulty groups"):
             curriculum.init_curriculum(4, mu0=[1.0, 2.0, 3.0])
         with pytest.raises(ValueError, match="positive"):
             curriculum.init_curriculum(2, mu0=0.0)
-        with pytest.raises(ValueError, match="found nan"):
+        with pytest.raises(ValueError, match="but is nan"):
             curriculum.init_curriculum(2, mu0=float("nan"))
 
     def test_mu0_may_be_traced(self):
@@ -164,7 +164,7 @@ class TestPassRates:
 
     def test_unknown_source_is_refused(self):
         state = curriculum.init_curriculum(1, mu0=1.0)
-        with pytest.raises(ValueError, match="use ema or epoch"):
+        with pytest.raises(ValueError, match="must be ema or epoch"):
             unchecked(curriculum.update_pass_rates)(state, source="step")
 
 

@@ -153,8 +153,8 @@ def test_a_folder_says_nothing_of_its_method_so_the_command_does(english, tmp_pa
     assert text.endswith("<budget>4</budget>\n<solution>\n") and "What is 1 + 1?" in text
     capsys.readouterr()
     for refused, says in (
-        ([own, "data.prompt_format=boxed"], "its own format"),
-        (["method=grpo"], "does not change the policy;"),
+        ([own, "data.prompt_format=boxed"], "need a special prompt format"),
+        (["method=grpo"], "defines the policy and can't be overridden"),
     ):
         assert evaluate.main([str(a) for a in [*how, *refused]]) == 2
         error = capsys.readouterr().err

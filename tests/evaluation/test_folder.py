@@ -179,7 +179,7 @@ class TestOpen:
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "a.txt").write_text("mine")
         for name, says in (
-            ("notes", "contains no evaluation .found 'a.txt'"),
+            ("notes", "contains no evaluation, but other files such as 'a.txt'"),
             ("notes/a.txt", "file"),
         ):
             with (

@@ -113,7 +113,7 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     assert hf_config.read_budget_words(tmp_path / "plain") is None
     text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
     (tmp_path / "out/config.json").write_text(text)
-    with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; use"):
+    with pytest.raises(UserError, match="`budget_words`, .*, is 'Use few tokens or fewer.'; use"):
         hf_config.read_budget_words(tmp_path / "out")
 
 
@@ -163,7 +163,9 @@ def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
     del raw["thinking"]["cap"]
     (tmp_path / "out/config.json").write_text(json.dumps(raw))
     (tmp_path / "out/manifest.json").unlink()
-    with pytest.raises(UserError, match="thinking.cap is null; export the folder again"):
+    with pytest.raises(
+        UserError, match="thinking.cap` is null, which is missing or not valid; run bacr export"
+    ):
         open_policy(None, tmp_path / "out")
 
 
@@ -314,7 +316,7 @@ def test_a_run_whose_template_was_edited_is_not_exported(tmp_path, capsys):
     assert len(open_policy(run, None, 20).tokenizer()) == len(tokenizer)
     template = base / "chat_template.jinja"
     template.write_text("Changed. " + template.read_text())
-    says = "its chat template makes other prompts"
+    says = "its chat template differs from the one"
     # As evaluate and generate do.
     with pytest.raises(UserError, match=says):
         open_policy(run, None, 20).tokenizer()

@@ -118,5 +118,5 @@ def test_a_license_that_is_a_link_to_outside_of_the_base_is_refused(tmp_path, ab
     base.mkdir()
     (tmp_path / "id_rsa").write_text("-----BEGIN KEY-----")
     (base / name).symlink_to(tmp_path / "id_rsa")
-    with pytest.raises(UserError, match=rf"{name} is a link to .*id_rsa"):
+    with pytest.raises(UserError, match=rf"{name} is a symbolic link to .*id_rsa"):
         cards.model_card(cards.Exported(**{**vars(about), "base": base}))

@@ -86,7 +86,7 @@ def test_a_budget_module_goes_out_and_comes_back(sharing, tmp_path):
     path.write_text(json.dumps(said("after_block")))
     assert hf_config.read_budget_module(tmp_path / "out") == module
     path.write_text(json.dumps(said("before_block")))
-    with pytest.raises(UserError, match="export the folder again"):
+    with pytest.raises(UserError, match="run bacr export again"):
         hf_config.read_budget_module(tmp_path / "out")
     path.write_text(json.dumps(raw))
     # taken off again, it is a plain Qwen2 folder
@@ -132,7 +132,7 @@ def test_a_link_to_outside_of_the_source_is_refused_and_nothing_is_written(folde
     original.unlink(missing_ok=True)
     original.symlink_to(secret)
     with pytest.raises(
-        UserError, match=rf"{name} is a link to .*secret, which is outside of its folder"
+        UserError, match=rf"{name} is a symbolic link to .*secret, a file outside of the folder"
     ):
         policy_folder.save_policy(tmp_path / "out", params, config=config, source=folder)
     assert not (tmp_path / "out").exists()

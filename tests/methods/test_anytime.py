@@ -89,9 +89,9 @@ class TestBRPO:
         )
 
     def test_unknown_names_are_refused(self):
-        with pytest.raises(ValueError, match="use base, uniform or linear"):
+        with pytest.raises(ValueError, match="must be base, uniform or linear"):
             unchecked(anytime.brpo_prior)("flat", self.BUDGETS)
-        with pytest.raises(ValueError, match="use brpo, v1, v2 or none"):
+        with pytest.raises(ValueError, match="must be brpo, v1, v2 or none"):
             unchecked(anytime.brpo_advantage)(self.R, jnp.full(4, 0.25), mode="v3")
 
 

@@ -10,7 +10,10 @@ from methods_world import load
 
 
 def test_a_trace_is_not_weighed_as_a_whole_by_credit_of_segments(tmp_path):
-    with pytest.raises(UserError, match="credit=to_go: loss.ratio=sequence weighs a response"):
+    with pytest.raises(
+        UserError,
+        match="credit=to_go assigns a separate advantage to each segment, but loss.ratio=sequence",
+    ):
         load(tmp_path, "bacr-paper", "advantage.credit=to_go")
 
 
@@ -21,10 +24,10 @@ def test_a_sampler_that_differs_is_to_be_bounded(tmp_path):
 
     assert load_with() == []
     (line,) = load_with("train.minibatches=2")
-    assert "train.minibatches=2 sampler and learner differ" in line
+    assert "train.minibatches=2 the probabilities of sampler and learner differ" in line
     assert line.endswith("set loss.importance_cap=2")
     (line,) = load_with("model.compute_dtype=bfloat16")
-    assert "model.compute_dtype=bfloat16 sampler" in line
+    assert "model.compute_dtype=bfloat16 the probabilities of sampler" in line
     assert load_with("train.minibatches=2", "loss.importance_cap=2") == []
     assert load_with("train.minibatches=2", "advantage.score_weighted=false") == []
 
@@ -58,7 +61,7 @@ class TestSteepWeights:
     ("overrides", "says"),
     [
         (["advantage.score_weighted=true", "advantage.credit=segment"], "to_go"),
-        (["rollout.group_size=1"], "advantage.baseline=shrink compares the rollouts"),
+        (["rollout.group_size=1"], "advantage.baseline=shrink compares several traces"),
         (["advantage.score_weighted=true", "advantage.normalise=group"], "normalise=batch_rms"),
         (["advantage.same_shift_for_batch=true"], "without advantage.score_weighted"),
         (["advantage.score_by_budget=true"], "without advantage.score_weighted"),

@@ -43,7 +43,7 @@ def test_an_embedding_of_a_budget_that_is_not_held_is_refused(tmp_path):
         "truncates_at_budget=False)\n"
     )
     with pytest.raises(
-        UserError, match="found conditioned=True with truncates_at_budget=False, but an embedding"
+        UserError, match="returned conditioned=True with truncates_at_budget=False, but a budget"
     ):
         load_method(resolve(load(tmp_path, None, f"method={own}")).method)
 
@@ -83,7 +83,10 @@ def test_a_file_that_reads_another_section_is_refused_with_the_names_it_can_read
     with pytest.raises(UserError) as refusal:
         load_method(resolve(load(tmp_path, None, f"method={own}")).method)
     line = str(refusal.value)
-    assert "a method has no setting 'eval'; read one of method, conditioning, budget, " in line
+    assert (
+        "'eval' is not one of the settings that a method can read; use one of method, "
+        "conditioning, budget, " in line
+    )
     assert line.endswith("(own.py, line 3); fix the file")
     assert line.isprintable()
 
@@ -110,8 +113,11 @@ def test_a_file_can_replace_a_section_before_a_built_in_method_reads_it(tmp_path
         (None, "no file"),
         ("import nowhere_at_all\n", "can't be imported"),
         ("def make(config) ->\n", "can't be imported"),
-        ("x = 1\n", "no function make"),
-        ("def make(config):\n    return 1\n", "instead of a Method"),
+        ("x = 1\n", "does not define the function make"),
+        (
+            "def make(config):\n    return 1\n",
+            "returned an object of the type int; return a Method",
+        ),
     ],
 )
 def test_a_file_that_is_no_method_is_refused(tmp_path, text, says):

@@ -68,4 +68,4 @@ def test_a_group_of_one_is_refused_where_rollouts_are_compared():
     assert list(family.problems(MethodSettings(method="rloo"))) == []
     alone = changed(method="rloo", rollout={"group_size": 1})
     (problem,) = family.problems(resolve(alone).method)
-    assert problem.startswith("rollout.group_size=1: method=rloo compares the rollouts")
+    assert problem.startswith("rollout.group_size=1: method=rloo compares several traces")

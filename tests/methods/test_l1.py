@@ -63,7 +63,7 @@ class TestMethod:
         told = dataclasses.replace(config.conditioning, budget_input="both")
         found = list(problems(dataclasses.replace(resolve(config).method, conditioning=told)))
         assert found[0].startswith(
-            "conditioning.budget_input=both: method=l1 reads its budget only in the"
+            "conditioning.budget_input=both: method=l1 needs the budget in the"
         )
 
     @pytest.mark.slow

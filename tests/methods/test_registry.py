@@ -43,8 +43,12 @@ def test_loss_settings_that_a_method_is_not_are_refused(tmp_path, preset, overri
 @pytest.mark.parametrize(
     ("preset", "keys", "says"),
     [
-        ("grpo", (), "the policy gets its budget by none"),
-        ("bacr-robust", ("conditioning.budget_input=both",), "the policy gets its budget by both"),
+        ("grpo", (), "conditioning.budget_input=none, method=grpo"),
+        (
+            "bacr-robust",
+            ("conditioning.budget_input=both",),
+            "conditioning.budget_input=both, method=bacr",
+        ),
     ],
 )
 def test_a_policy_without_a_budget_embedding_can_not_teach_itself(tmp_path, preset, keys, says):
@@ -64,7 +68,7 @@ def test_methods_that_train_nothing_are_refused_with_what_to_do(name, capsys):
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter"])
 def test_methods_that_compare_rollouts_need_several(tmp_path, name):
-    with pytest.raises(UserError, match=f"method={name} compares the rollouts"):
+    with pytest.raises(UserError, match=f"method={name} compares several traces"):
         load(tmp_path, name, "rollout.group_size=1")
 
 
@@ -95,23 +99,25 @@ BAD_CONFIGS = [
     ({"method": "bcar"}, "use bacr, or the path of a Python file"),
     ({"method": "my.own..method"}, "method: 'my.own..method' is"),
     ({"method": ".bacr"}, "method: '.bacr' is"),
-    ({"method": "cot"}, "use bacr evaluate, since it trains nothing"),
+    ({"method": "cot"}, "use bacr evaluate, because this method does not train"),
     (
         {"rollout": {"group_size": 1}, "advantage": {"baseline": "residual_loo"}},
-        "rollout.group_size=1: advantage.baseline=residual_loo compares the rollouts of a question",
+        "rollout.group_size=1: advantage.baseline=residual_loo compares several traces of the "
+        "same question",
     ),
     (
         {"method": "hapo", "reward": {"weights": MIXED}},
-        "reward.weights: method=hapo rewards an answer for being right",
+        "reward.weights: method=hapo needs to know whether an answer is right",
     ),
     (
         {"method": "dapo", "reward": {"weights": MIXED, "normalize_each": True}},
-        "reward.normalize_each=true: method=dapo does not divide rewards by their deviation in "
-        "the group; set method=grpo, or reward.normalize_each=false",
+        "reward.normalize_each=true: method=dapo does not divide rewards by the standard deviation "
+        "of their group, so the rewards can't be normalized one by one; set method=grpo, or",
     ),
     (
         {"rollout": {"group_size": 1}, "method": "grpo"},
-        "rollout.group_size=1: method=grpo compares the rollouts of a question; set it to 2 or "
+        "rollout.group_size=1: method=grpo compares several traces of the same question; set it "
+        "to 2 or "
         "more",
     ),
 ]

@@ -178,5 +178,5 @@ def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_
 def test_settings_under_which_wrong_beats_right_are_refused(tmp_path):
     with pytest.raises(UserError, match="-0.5"):
         load(tmp_path, "selfbudgeter", "selfbudgeter.budget_penalty=-0.6")
-    with pytest.raises(UserError, match=r"wrong_range: found \[0, -1\]"):
+    with pytest.raises(UserError, match=r"wrong_range=\[0, -1\] is not a range"):
         load(tmp_path, "selfbudgeter", "selfbudgeter.wrong_range=[0, -1]")

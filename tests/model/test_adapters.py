@@ -208,9 +208,12 @@ def test_a_folder_of_adapters_names_its_base_wherever_it_is_read_from(tmp_path, 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rank": 4}, "r is 3, but adapter.rank=4; set adapter.rank=3"),
-        ({"alpha": 8.0}, "lora_alpha is 6.0, but adapter.alpha=8; set adapter.alpha=6.0"),
-        ({"targets": ("q", "v")}, "target_modules is .*set adapter.targets="),
+        ({"rank": 4}, "`r` is 3, but the config has adapter.rank=4; set adapter.rank=3"),
+        (
+            {"alpha": 8.0},
+            "`lora_alpha` is 6.0, but the config has adapter.alpha=8; set adapter.alpha=6.0",
+        ),
+        ({"targets": ("q", "v")}, "`target_modules` is .*set adapter.targets="),
         ({"targets": ("q", "v", "o", "down", "up")}, "set adapter.targets="),
     ],
 )
@@ -240,7 +243,7 @@ def test_matrices_are_those_that_the_folder_names(tmp_path, said, good):
     if good:
         peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
         return
-    with pytest.raises(UserError, match=r"target_modules is .*set adapter.targets=\["):
+    with pytest.raises(UserError, match=r"`target_modules` is .*set adapter.targets=\["):
         peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
 
 
@@ -263,7 +266,9 @@ def test_a_budget_module_that_says_not_what_it_is_for_is_refused(tmp_path):
     out = tmp_path / "out"
     peft.save_adapter(out, params, config=TINY, settings=SETTINGS, module=module)
     (out / peft.MODULE_FILE).unlink()
-    with pytest.raises(UserError, match=r"budget.safetensors but not budget_module.json"):
+    with pytest.raises(
+        UserError, match=r"budget.safetensors.*, but not its settings .budget_module.json"
+    ):
         peft.check_adapter(out, TINY, SETTINGS)
     (out / "budget.safetensors").unlink()
     peft.check_adapter(out, TINY, SETTINGS)

@@ -27,5 +27,7 @@ def test_published_parameter_counts():
 
 
 def test_an_unknown_preset_is_refused():
-    with pytest.raises(UserError, match="no shape 'qwen2.5-4b'; use one of qwen2.5-0.5b"):
+    with pytest.raises(
+        UserError, match="'qwen2.5-4b' is not the name of a preset; use one of qwen2.5-0.5b"
+    ):
         preset("qwen2.5-4b")

@@ -78,16 +78,19 @@ def test_a_folder_that_cant_be_written_is_a_line_and_no_more(jax_alone, monkeypa
     kept = keep_programs(str(file))
     assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
     assert kept.line.startswith(
-        f"WARNING, output.compile_cache: the folder can't be written ({file}"
+        f"WARNING, output.compile_cache: the folder of compiled programs can't be written ({file}"
     )
-    rest = "every start compiles again; use another folder, or output.compile_cache=none"
+    rest = (
+        "they are compiled again at every start; use another folder, or output.compile_cache=none"
+    )
     assert kept.line.endswith(rest)
     # The same of a folder of JAX's own variable.
     monkeypatch.setenv(DIR.upper(), str(file / "mine"))
     kept = keep_programs(None)
     assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
     assert kept.line.startswith(
-        f"WARNING, JAX_COMPILATION_CACHE_DIR: the folder can't be written ({file}"
+        f"WARNING, JAX_COMPILATION_CACHE_DIR: the folder of compiled programs can't be written "
+        f"({file}"
     )
     assert kept.line.endswith(rest)
 

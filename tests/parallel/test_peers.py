@@ -89,7 +89,10 @@ def test_a_phase_that_lasts_far_longer_than_it_ever_did_ends_the_run(three):
     every[1].enter("grade", 3)
     assert run(STUCK_TIMES * 200 - 1) == []
     (line,) = set(run(2))
-    assert "process 1 on" in line and "(grade): it has been in it for 2001 s, where 200 s" in line
+    assert (
+        "process 1 on" in line
+        and "(grade): it has been in this phase for 2001 s, more than" in line
+    )
 
 
 def test_the_relay_hands_on_both_ways_and_stays_open(three):
@@ -110,7 +113,7 @@ def test_the_relay_hands_on_both_ways_and_stays_open(three):
         with pytest.raises(TimeoutError):
             near.recv(1)
     own = Peers(Store(), 1, 2)
-    assert "process 0 on ? was lost at step ? (?): it has closed its connection" in own.lost()
+    assert "process 0 on ? was lost at step ? (?): it closed its connection" in own.lost()
     near.close()
 
 

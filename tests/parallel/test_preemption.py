@@ -19,7 +19,7 @@ def test_the_first_signal_is_raised_where_it_is_polled(number, capfd):
         os.kill(os.getpid(), number)
         with pytest.raises(Preempted, match=signal.Signals(number).name):
             handler.poll()
-    assert capfd.readouterr().err.count("stopping in good order") == 1
+    assert capfd.readouterr().err.count("stopping after the current work is saved") == 1
 
 
 def test_a_second_signal_also_ends_the_first_process_of_a_container():

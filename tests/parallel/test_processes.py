@@ -61,7 +61,7 @@ def test_wrong_variables_are_named(change):
 
 
 def test_missing_variables_are_named():
-    with pytest.raises(UserError, match="without JAX_NUM_PROCESSES, JAX_PROCESS_ID"):
+    with pytest.raises(UserError, match="but not JAX_NUM_PROCESSES, JAX_PROCESS_ID"):
         processes.settings({"JAX_COORDINATOR_ADDRESS": "node1:1234"})
 
 
@@ -75,18 +75,26 @@ def test_one_process_tells_itself():
     [
         (
             TORCHRUN,
-            r"WORLD_SIZE=16 RANK=3 \(torchrun\)",
+            r"torchrun started 16 processes \(WORLD_SIZE=16, RANK=3\)",
             r"JAX_COORDINATOR_ADDRESS=\$MASTER_ADDR:1234 .*JAX_PROCESS_ID=\$RANK",
         ),
-        (OPEN_MPI, r"OMPI_COMM_WORLD_SIZE=4 .*\(Open MPI\)", r"=\$OMPI_COMM_WORLD_RANK"),
-        ({"PMI_SIZE": "4", "PMI_RANK": "1"}, r"PMI_SIZE=4 PMI_RANK=1 \(MPI\)", r"=\$PMI_RANK"),
+        (
+            OPEN_MPI,
+            r"Open MPI started 4 processes \(OMPI_COMM_WORLD_SIZE=4",
+            r"=\$OMPI_COMM_WORLD_RANK",
+        ),
+        (
+            {"PMI_SIZE": "4", "PMI_RANK": "1"},
+            r"MPI started 4 processes \(PMI_SIZE=4, PMI_RANK=1\)",
+            r"=\$PMI_RANK",
+        ),
         # A pod of an indexed Job: nothing says how many there are.
         ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX=0", "launch/kubernetes.yaml"),
         # mpirun inside of a step of one task a node: JAX would join the nodes' starters.
         ({**SLURM, **OPEN_MPI}, "OMPI_COMM_WORLD_SIZE=4", "HOST_OF_PROCESS_0:1234"),
         # A container that passed half of what srun set.
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1", "--export=ALL"),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "without SLURM_JOB_ID, SLURM_STEP_NODELIST", "srun"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "lacks SLURM_JOB_ID, SLURM_STEP_NODELIST", "srun"),
         ({"SLURM_STEP_NUM_TASKS": "two"}, "SLURM_STEP_NUM_TASKS=two", "whole number"),
     ],
 )

@@ -65,7 +65,9 @@ def test_where_no_portion_is_small_enough_the_layout_changes():
 
 def test_the_line_is_a_config_that_the_plan_says_fits(box, explain):
     line = explain(ran_out("decode"), CONFIG)
-    assert line.startswith("decode: a device's memory ran out, asking for 16 GiB more (slots 512);")
+    assert line.startswith(
+        "decode: a device's memory ran out, and 16 GiB more were needed (slots 512);"
+    )
     assert line.isprintable()
     overrides = line.partition("the plan would choose ")[2].split()
     changed = config_io.override(CONFIG, overrides)

@@ -154,7 +154,7 @@ class TestBridgeAndTagTokens:
 
 class TestRefusals:
     def test_an_empty_question_by_its_row(self, ledger_tokens):
-        with pytest.raises(UserError, match="question 1: .*empty"):
+        with pytest.raises(UserError, match="question 1 is empty"):
             encode_prompts(ledger_tokens, ["4a2", " \n"], LEDGER, max_tokens=64)
 
     def test_text_the_tokenizer_can_not_write_by_its_row(self, ledger_tokens):
@@ -165,7 +165,7 @@ class TestRefusals:
     def test_text_that_the_tokenizer_drops_by_its_row(self, ledger_tokens, around):
         deaf = copy.deepcopy(ledger_tokens)
         deaf.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("what", "")
-        with pytest.raises(UserError, match="question 1: .*no token of 'what'"):
+        with pytest.raises(UserError, match="question 1: .*'what' to zero tokens"):
             encode_prompts(deaf, ["4a2", "what"], LEDGER, max_tokens=64, around=around)
 
     def test_no_question(self, ledger_tokens):
@@ -271,13 +271,17 @@ def test_a_system_message_may_say_what_the_user_is_told_too():
 @pytest.mark.parametrize(
     ("template", "data", "says"),
     [
-        (QWEN25, {"system_prompt": ""}, "default one, 'You are Qwen.'; set it to a"),
-        (DATED, {"system_prompt": ""}, "default one, .*Today: 26 Jul 2024'; set it to a text"),
-        (NO_SYSTEM, {"system_prompt": "Be brief."}, "fails for a system and a user message"),
+        (QWEN25, {"system_prompt": ""}, "default message 'You are Qwen.'; set data"),
+        (DATED, {"system_prompt": ""}, "default message .*Today: 26 Jul 2024'; set data"),
+        (
+            NO_SYSTEM,
+            {"system_prompt": "Be brief."},
+            "can't be applied to a system and a user message",
+        ),
         (
             QWEN25,
             {"variables": {"day": 1}},
-            "template_variables.day: the chat template does not use this variable;",
+            "template_variables.day: the chat template of the tokenizer does not use this",
         ),
         (
             DATED,
@@ -292,7 +296,7 @@ def test_a_system_message_may_say_what_the_user_is_told_too():
         (
             DATED,
             {"variables": {"tokenize": True}},
-            "tokenize: bacr sets this variable for every prompt; leave it",
+            "tokenize: bacr sets this variable for every prompt, so",
         ),
         (
             DATED,
@@ -300,9 +304,21 @@ def test_a_system_message_may_say_what_the_user_is_told_too():
             "variables.tools: bacr sets this variable for every prompt",
         ),
         (DATED, {"variables": {"enable_thinking": False}}, "set data.prompt_format=native for"),
-        (DATED, {"train": "ledger", "system_prompt": "x"}, "'ledger' has no chat template; leave"),
-        (DATED, {"train": "ledger", "variables": {"a": 1}}, "variables={a: 1}: the prompt format"),
-        (DATED, {"prompt_format": "characters", "system_prompt": ""}, "has no chat template"),
+        (
+            DATED,
+            {"train": "ledger", "system_prompt": "x"},
+            "'ledger' does not use a chat template; leave",
+        ),
+        (
+            DATED,
+            {"train": "ledger", "variables": {"a": 1}},
+            "variables={a: 1} has no effect, because the prompt format",
+        ),
+        (
+            DATED,
+            {"prompt_format": "characters", "system_prompt": ""},
+            "does not use a chat template",
+        ),
     ],
 )
 def test_what_a_template_can_not_be_told_is_one_line(template, data, says):
@@ -357,10 +373,13 @@ class TestEndsOfATurn:
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{{ 7 ** (10 ** 9) }}", "takes more than 2 s"),
+        ("{{ 7 ** (10 ** 9) }}", "needs more than 2 s of CPU time"),
         ("{{ 'a' * 10 ** 10 }}", "needs more than 1,024 MiB of memory"),
         ("{{ " + "(" * 9999 + ")" * 9999 + " }}", "is nested too deeply"),
-        ({"rag": PLAIN, "tool_use": PLAIN}, r"several chat templates \(rag, tool_use\), but none"),
+        (
+            {"rag": PLAIN, "tool_use": PLAIN},
+            r"it has several chat templates \(rag, tool_use\), but none",
+        ),
     ],
 )
 def test_a_template_that_can_not_be_rendered_is_refused_in_one_line(template, says):
@@ -370,7 +389,7 @@ def test_a_template_that_can_not_be_rendered_is_refused_in_one_line(template, sa
 
 
 def test_a_template_whose_variables_are_looked_for_is_not_computed_here():
-    with pytest.raises(UserError, match="takes more than 2 s"):
+    with pytest.raises(UserError, match="needs more than 2 s of CPU time"):
         frame(templated("{{ 7 ** (10 ** 9) }}"), asked(variables={"day": 1}))
 
 
@@ -384,6 +403,6 @@ def test_the_date_of_a_template_is_the_formats():
     style = asked(prompt_date="2024-02-29")
     assert frame(tokenizer, style)[0].startswith("29 Feb 2024 00:00<|im_start|>")
     with pytest.raises(
-        UserError, match=r"^data.prompt_date=2024-02-29: the prompt format 'ledger'"
+        UserError, match=r"^data.prompt_date=2024-02-29 has no effect, .* format 'ledger'"
     ):
         asked("ledger", prompt_date="2024-02-29")

@@ -41,12 +41,12 @@ def test_another_closing_text_also_gives_what_follows_a_natural_close():
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("think_answer", "\n<answer>\n", "must contain '</think>' once"),
+        ("think_answer", "\n<answer>\n", "must contain '</think>', which ends the thinking"),
         ("think_answer", "</think></think><answer>", "once"),
         ("think_answer", "\n</think>\n", "must end with '<answer>'"),
         ("think_answer", "<answer>\n</think>\n", "must end with '<answer>'"),
         ("think_answer", "\n</think>\n<answer> so", "must end with '<answer>'"),
-        ("boxed", "\n\nAnswer: ", "which opens the answer"),
+        ("boxed", "\n\nAnswer: ", "which begins the answer"),
         ("ledger", "</think><answer>", "set it to null"),
     ],
 )

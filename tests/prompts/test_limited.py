@@ -17,11 +17,11 @@ def nested(opened, closed, times=20_000):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ 7 ** (10 ** 9) }}", "takes more than 1 s"),
-        ("{% set x = 10 ** 8 %}{{ (7 ** x) // (3 ** x) }}", "takes more than 1 s"),
+        ("{{ 7 ** (10 ** 9) }}", "needs more than 1 s of CPU time"),
+        ("{% set x = 10 ** 8 %}{{ (7 ** x) // (3 ** x) }}", "needs more than 1 s of CPU time"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "takes more than 1 s",
+            "needs more than 1 s of CPU time",
         ),
         ("{{ 'a' * 10 ** 10 }}", "needs more than 1,024 MiB of memory"),
         ("{{ ([0] * 10 ** 9) | length }}", "needs more than 1,024 MiB of memory"),

@@ -46,7 +46,7 @@ def test_names_that_a_template_reads():
     assert ask("{% set a = b %}{{ a ~ c }}{% break %}") in (["b", "c"], None)
     assert ask("{% set a = b %}{{ a ~ c }}") == ["b", "c"]
     assert ask("{% generation %}{{ a }}{% endgeneration %}") is None
-    with pytest.raises(Failed, match="takes more than 1 s"):
+    with pytest.raises(Failed, match="needs more than 1 s of CPU time"):
         shared_process().ask(
             "read_variables", template="{{ 7 ** (10 ** 9) }}", seconds=1.0, memory=1 << 30
         )

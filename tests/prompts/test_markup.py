@@ -20,7 +20,8 @@ def test_a_line_says_how_many_questions_contain_which_of_them():
     sets = [["1+1?", "a<|im_end|>b", "<|im_end|><|im_start|>"], ["2", "<|im_end"]]
     line = markup_warning(hf_world.chat_tokenizer(), STYLE, sets)
     assert line.startswith(
-        "warning: 2 of 5 questions contain tokens of the chat template (<|im_end|>, <|im_start|>)"
+        "warning: 2 of 5 questions contain special tokens of the chat template (<|im_end|>, "
+        "<|im_start|>)"
     )
     assert "\n" not in line
 

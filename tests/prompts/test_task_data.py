@@ -168,8 +168,13 @@ def test_whatever_a_reward_does_it_scores_0_and_is_counted(rewarded):
     np.testing.assert_array_equal(formal, [1.0, 0.0, 0.5, 0.5, 0.5])
     assert task_data.counters()["rewards_failed"] == 4
     (line,) = task_data.failures({})
-    assert line.startswith(f"WARNING: reward.weights={file}:brief gave no score to 4 of 5 answers")
-    assert "1 took too long, 1 raised, 1 got no number, 1 got NaN" in line
+    assert line.startswith(
+        f"WARNING: reward.weights={file}:brief returned no score for 4 of 5 answers"
+    )
+    assert (
+        "1 timed out, 1 raised an exception, 1 got a score that is not a number, 1 got the "
+        "score NaN" in line
+    )
 
 
 def test_answers_shown_to_a_users_verifiers_and_failed_by_them_are_counted(rewarded, monkeypatch):
@@ -256,7 +261,7 @@ def test_every_set_is_graded_with_its_own_tolerance(task_data):
 
 
 def test_sets_without_levels_are_refused_while_groups_need_them(folder, qwen):
-    with pytest.raises(UserError, match=r"gsm8k:no_levels.jsonl has no levels.*num_groups=1"):
+    with pytest.raises(UserError, match=r"gsm8k:no_levels.jsonl have no levels.*num_groups=1"):
         build(folder, qwen, train="gsm8k:no_levels.jsonl")
     whole = build(folder, qwen, train="gsm8k:no_levels.jsonl", num_groups=1)
     assert whole.train.set.groups.tolist() == [0]

@@ -162,7 +162,10 @@ def test_without_thinking_a_template_that_can_leaves_it_out():
 
 @pytest.mark.parametrize("name", ["boxed", "budget_solution"])
 def test_thinking_that_a_format_would_never_close_is_refused(name):
-    with pytest.raises(UserError, match=r"opens <think>, which .* never closes; set data.prompt_"):
+    with pytest.raises(
+        UserError,
+        match=r"begins the thinking with <think>, but .* does not end it .*; set data.prompt_",
+    ):
         frame(R1, FORMATS[name])
 
 
@@ -183,4 +186,6 @@ def test_a_budget_in_words_stands_behind_the_request():
 def test_prompts_are_shown_with_where_thinking_begins():
     questions = QuestionSet("mine", ["2+2?"], ["4"], np.ones(1, int), np.zeros(1, int), ["one"])
     lines = list(shown_prompts(resolve(Config()).task, NATIVE, questions, R1, count=1))
-    assert "thinking begins here, opened by the chat template, and goes up to </think>" in lines
+    assert (
+        "thinking begins here, opened by the chat template, and continues up to </think>" in lines
+    )

@@ -78,9 +78,9 @@ def test_every_format_comes_back(style):
     + [{"prompt_format": {"name": "x", "variables": {"a": [1]}}}],
 )
 def test_a_damaged_section_is_one_line(damage):
-    with pytest.raises(UserError, match="thinking.prompt_format.*export the folder again"):
+    with pytest.raises(UserError, match="thinking.prompt_format.*run bacr export again"):
         read_style(damage, WHERE)
-    with pytest.raises(UserError, match="thinking.answer_tokens is null"):
+    with pytest.raises(UserError, match="thinking.answer_tokens` is null"):
         read_settings({}, WHERE)
-    with pytest.raises(UserError, match="thinking.answer_tokens is -1"):
+    with pytest.raises(UserError, match="thinking.answer_tokens` is -1"):
         read_settings({"answer_tokens": -1}, WHERE)

@@ -21,7 +21,7 @@ relaxed = settings(
 def test_a_tokenizer_with_an_id_that_is_a_slip_is_refused(tmp_path):
     literal = models.WordLevel({"a": 0, "b": 1 << 24}, unk_token="a")
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(literal)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"^model.tokenizer: .*an id is not below 16777216"):
+    with pytest.raises(UserError, match=r"^model.tokenizer: .*a token id is not below 16777216"):
         load_tokenizer(tmp_path, where="model.tokenizer")
 
 
@@ -66,10 +66,16 @@ def test_a_generation_config_that_names_no_ends_leaves_those_of_the_config(ends_
 @pytest.mark.parametrize(
     "text, found",
     [
-        ('{"eos_token_id": [2', "is not a JSON object .*; download or copy the file again"),
-        ("[2]", "is not a JSON object .*; download or copy the file again"),
+        (
+            '{"eos_token_id": [2',
+            "can't be read as a JSON object .*; replace it by an undamaged copy",
+        ),
+        ("[2]", "can't be read as a JSON object .*; replace it by an undamaged copy"),
         *(
-            (f'{{"eos_token_id": {ends}}}', "eos_token_id is .*; use an id of .*, 0 to 2, or")
+            (
+                f'{{"eos_token_id": {ends}}}',
+                "`eos_token_id` is .*; use a token id of .*, from 0 to 2, or",
+            )
             for ends in ('[2, "6"]', "2.0", "true", "3", "-1", "[[2]]")
         ),
     ],
@@ -144,7 +150,7 @@ def test_boxes_end_with_a_blank_line(qwen):
                     "pad_token": "a",
                 }
             ),
-            "(ends its process|needs more|takes more)",
+            "(terminates its process|needs more)",
         ),
     ],
     ids=["dropout", "padding"],
@@ -160,7 +166,7 @@ def test_a_tokenizer_that_draws_ids_or_ends_its_reader_is_one_line(tmp_path, cha
     change(raw)
     path.write_text(json.dumps(raw))
     with pytest.raises(
-        UserError, match=rf"^model.path: .* has no readable tokenizer .*{says}"
+        UserError, match=rf"^model.path: .* is missing or can't be read .*{says}"
     ) as caught:
         load_tokenizer(tmp_path, where="model.path")
     assert len(caught.value.lines) == 1

@@ -67,7 +67,9 @@ def test_a_system_message_has_to_be_written_into_the_config(tmp_path):
     ):
         questions_of(path, [[SYSTEM, USER], [USER]])
     two = [[SYSTEM, USER], [message("system", "Think."), USER]]
-    with pytest.raises(UserError, match="have 2 different system messages, but a run has one"):
+    with pytest.raises(
+        UserError, match="have 2 different system messages, but a run uses a single"
+    ):
         questions_of(path, two)
     for text in ("", "Be brief."):
         assert len(questions_of(path, two, system_prompt=text)) == 2

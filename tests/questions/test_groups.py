@@ -65,15 +65,18 @@ def test_rates_come_in_the_order_of_the_set_and_other_labels_are_not_looked_at(t
     ("labels", "says"),
     [
         (LABELS[1:3], "no label for 3 of 5 questions, the first of which is 'a'"),
-        ([*LABELS, LABELS[0]], "row 6: the id 'e' already has a label"),
+        ([*LABELS, LABELS[0]], "row 6: the question id 'e' already has a label"),
         ([{"id": "a", "avg": 1.5, "samples": 8}], "row 1: found avg=1.5"),
         ([{"id": "a", "avg": True, "samples": 8}], "row 1: found avg=true"),
         ([{"id": "a", "avg": float("nan"), "samples": 8}], "row 1: found avg=nan"),
         ([{"id": "a", "avg": 1, "samples": 0}], "row 1: found samples=0"),
-        ([{"id": "a", "rate": 1}], "row 1: found id, rate; use"),
+        (
+            [{"id": "a", "rate": 1}],
+            "row 1: a label must have the fields .*but this one has id, rate;",
+        ),
         ("[1]", "line 1: found list"),
         ("{", "line 1: .*every line must"),
-        ("", "found no row in labels.jsonl"),
+        ("", "labels.jsonl contains no rows"),
     ],
 )
 def test_bad_label_files(tmp_path, labels, says):
@@ -85,5 +88,5 @@ def test_a_file_that_can_not_be_read(tmp_path):
     with pytest.raises(UserError, match=r"data\.labels=.*no file or folder .*nowhere"):
         read_solve_rates(tmp_path / "nowhere", ["a"])
     (tmp_path / "latin").write_bytes(b"{\xff")
-    with pytest.raises(UserError, match="not UTF-8 at byte 1"):
+    with pytest.raises(UserError, match="not valid UTF-8 at byte 1"):
         read_solve_rates(tmp_path / "latin", ["a"])

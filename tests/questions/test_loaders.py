@@ -35,11 +35,11 @@ class TestLedger:
 class TestUnknownNames:
     @pytest.mark.parametrize(("split", "key"), [("train", "data.train"), ("test", "data.eval")])
     def test_name_the_key_and_the_nearest_name(self, split, key):
-        with pytest.raises(UserError, match=f"{key}: found 'legder:x'.*'ledger'"):
+        with pytest.raises(UserError, match=f"{key}: 'legder:x' does not begin .*'ledger'"):
             load_questions("legder:x", DataConfig(), 0, split)
 
     def test_a_name_far_from_all_still_gets_a_suggestion(self):
-        with pytest.raises(UserError, match="nearest known name is '(.*)'") as error:
+        with pytest.raises(UserError, match="most similar known name is '(.*)'") as error:
             load_questions("zzz", DataConfig(), 0, "train")
         known = (*loaders._PACKAGES, *math_sets.LAYOUTS, *math_sets.TABLES)
         assert str(error.value).split("'")[-2] in known

@@ -88,7 +88,7 @@ class TestShowPrompts:
         lines = show(capsys, "--config", config, "--show-prompts", 1)
         assert lines[:2] == [
             "jsonl, prompt format think_answer, with a budget of 4096",
-            "no tokenizer there: the messages, as its chat template will get them",
+            "no tokenizer is available: these are the messages that its chat template will format",
         ]
         at = lines.index("--- p1")
         assert lines[at + 1].startswith("[system] Reason step by step between <think> and ")
@@ -98,7 +98,7 @@ class TestShowPrompts:
             "Think for at most 4096 tokens.\\n",
         ]
         assert lines[-5].startswith("thinking begins here, opened by the chat template or else the")
-        assert lines[-1] == "and the answer follows, up to: </answer>"
+        assert lines[-1] == "and the answer follows, up to </answer>"
         own = "data.system_prompt=Be brief."
         lines = show(capsys, "--config", config, "--show-prompts", 1, own)
         assert lines[lines.index("--- p1") + 1] == "[system] Be brief.\\n"
@@ -109,7 +109,7 @@ class TestShowPrompts:
         shown = [line for line in lines if line.startswith("<bos>")]
         assert len(shown) == 2
         assert all(line.endswith("<think>") for line in shown)
-        assert "  where the budget cut it: </think><answer>" in lines
+        assert "  if the thinking was truncated: </think><answer>" in lines
 
     def test_of_a_chat_model_with_its_special_tokens(self, files, shared_data, capsys):
         odd = table(files[0].with_name("odd.jsonl"), [{"question": "A\x07 B\u200b", "answer": "1"}])
@@ -120,13 +120,13 @@ class TestShowPrompts:
         assert "A\\x07 B\\u200b<|im_end|>\\n" in lines
         assert lines[-8:-6] == ["<think>\\n", ""]
         assert lines[-5].startswith(
-            "thinking begins here, opened by the prompt format, and goes up"
+            "thinking begins here, opened by the prompt format, and continues up"
         )
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            ([], "no set; pass --inspect NAME:PATH, or --config FILE"),
+            ([], "no data set is given; pass --inspect NAME:PATH to show"),
             (
                 ["--inspect", "ledger", "--show-prompts", "1", "--against", "x"],
                 "--against has no effect",
@@ -161,12 +161,12 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
         (["jsonl:nowhere.jsonl"], "no file or folder"),
         (["jsonl"], "jsonl"),
         (["mth:x"], "math"),
-        (["jsonl:{train}", "data.question_column=frage"], "found the columns id, question"),
+        (["jsonl:{train}", "data.question_column=frage"], "the columns are id, question"),
         (["jsonl:{train}", "data.qestion_column=frage"], "data.question_column"),
         (["jsonl:{train}", "data.num_groups=9"], "num_groups"),
         (
             ["gsm8k:{train}", "data.answer_column=x"],
-            "data.answer_column=x: no set is a table",
+            "data.answer_column=x has no effect, because no set is a table",
         ),
         (
             ["jsonl:{train}", "--tokenizer", "nowhere"],
@@ -174,9 +174,9 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
         ),
         (
             ["ledger", "--tokenizer", "{folder}"],
-            "questions have their own tokens; leave the option out",
+            "have a built-in character tokenizer; leave the option out",
         ),
-        (["jsonl:{train}", "--tokenizer", "{folder}"], "has no readable tokenizer"),
+        (["jsonl:{train}", "--tokenizer", "{folder}"], "is missing or can't be read"),
         (["jsonl:{train}", "--against", "jsonl:nowhere"], "no file or folder"),
     ],
 )

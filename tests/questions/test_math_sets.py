@@ -66,7 +66,9 @@ class TestForms:
         rows = [{"question": "Q", "answer": "1", "level": level} for level in (3.0, "Level 2.0", 6)]
         assert load(tmp_path, "jsonl", rows).levels.tolist() == [3, 2, 0]
         with pytest.raises(
-            UserError, match="found level 'six'; use the levels 1 to 5, or set data.num_groups=1"
+            UserError,
+            match="has the difficulty level 'six'; use levels from 1 to 5, or set "
+            "data.num_groups=1",
         ):
             load(tmp_path, "jsonl", [rows[0] | {"level": "six"}])
 
@@ -129,19 +131,19 @@ class TestOwnTables:
             (
                 "jsonl",
                 [{"frage": "Q", "answer": "1"}],
-                r"no question column .*frage, answer.*"
+                r"no column .* with the question; .*frage, answer.*"
                 r"data\.question_column",
             ),
             (
                 "jsonl",
                 [{"question": "Q", "antwort": "1"}],
-                r"no answer column .*question, antwort.*"
+                r"no column .* with the answer; .*question, antwort.*"
                 r"data\.answer_column",
             ),
             (
                 "gsm8k",
                 [{"question": "Q", "gold": "1"}],
-                "'answer', found the columns question, gold",
+                "'answer' with the answer; the columns are question, gold",
             ),
         ],
     )
@@ -151,7 +153,7 @@ class TestOwnTables:
 
     def test_a_configured_column_that_is_missing(self, tmp_path):
         with pytest.raises(
-            UserError, match="no question column 'frage', found the columns question"
+            UserError, match="no column 'frage' with the question; the columns are question"
         ):
             load(tmp_path, "jsonl", [{"question": "Q", "answer": "1"}], question_column="frage")
         with pytest.raises(UserError, match="set data.question_column='my question'$"):

@@ -55,7 +55,7 @@ def test_by_default_it_is_refused_with_the_command_too(tmp_path):
 
 
 def test_a_run_without_any_set_is_refused(tmp_path):
-    line = rf"all of its sets are missing .*--prepare {tmp_path} gsm8k aime24 gets it$"
+    line = rf"none of its sets exists .*--prepare {tmp_path} gsm8k aime24 gets it$"
     with pytest.raises(UserError, match=line):
         remaining(config(tmp_path, GSM8K, OWN, AIME))
 
@@ -63,7 +63,10 @@ def test_a_run_without_any_set_is_refused(tmp_path):
 def test_the_set_that_chooses_a_checkpoint_must_be_there(tmp_path):
     put(tmp_path, GSM8K)
     asked = config_io.override(config(tmp_path, GSM8K, AIME), ["eval.select=aime24"])
-    with pytest.raises(UserError, match=r"names none of data.eval.*because missing: aime24:aime24"):
+    with pytest.raises(
+        UserError,
+        match=r"is the name of none of the sets in data.eval.*files are missing: aime24:aime24",
+    ):
         remaining(asked)
 
 

@@ -58,7 +58,10 @@ def test_a_folder_of_copies_becomes_the_folder_that_configs_read(tmp_path):
     said = list(prepare(tmp_path / "data", [], copies(tmp_path)))
     assert said[0] == "gsm8k: 3 train rows, of the known texts and 1 test rows; MIT"
     assert said[1] == "math: 3 train rows; MIT"
-    assert said[2].startswith("aime24: left out: ") and "contains no folder aime24" in said[2]
+    assert (
+        said[2].startswith("aime24: left out: ")
+        and "contains no folder with the name aime24" in said[2]
+    )
     written = (tmp_path / "data" / "gsm8k" / "train.jsonl").read_text()
     assert [json.loads(line) for line in written.splitlines()] == GSM8K[:3]
     record = json.loads((tmp_path / "data" / "sources.json").read_text())
@@ -127,7 +130,10 @@ def test_what_is_refused(tmp_path):
             list(prepare(tmp_path / "data", names, origin))
         return str(refused.value)
 
-    assert "no set 'gsm'; use some of gsm8k, math, aime24" in refusal("gsm")
+    assert (
+        "'gsm' is not one of the sets that can be prepared; use some of gsm8k, math, aime24"
+        in refusal("gsm")
+    )
     assert "could not get gsm8k" in refusal("gsm8k")
     assert "could not get aime24" in refusal("math", "aime24")
     assert "neither a tar nor a zip file; pass" in refusal(
@@ -163,8 +169,8 @@ def test_half_of_a_surrogate_pair_is_refused_and_leaves_no_folder(tmp_path, caps
     assert main(["--prepare", str(tmp_path / "data"), "gsm8k", "--from", str(folder)]) == 2
     said = capsys.readouterr()
     assert said.out == (
-        "gsm8k: left out: gsm8k: train row 3 contains half of a surrogate pair; use the path of "
-        "an undamaged copy\n"
+        "gsm8k: left out: gsm8k: row 3 of the split train contains half of a Unicode "
+        "surrogate pair, so the source is damaged; use the path of another copy\n"
     )
     assert said.err.count("\n") == 1 and "could not get gsm8k" in said.err
     assert not (tmp_path / "data").exists()
@@ -175,7 +181,7 @@ def test_a_record_that_is_none_is_not_written_over(tmp_path):
     record.parent.mkdir()
     record.write_text("[1]")
     said = next(prepare(tmp_path / "data", [], copies(tmp_path)))
-    assert "sources.json is damaged (found a list instead of an object); remove it" in said
+    assert "is damaged (found a list instead of an object); delete this file" in said
     assert record.read_text() == "[1]"
 
 
@@ -185,9 +191,7 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("gsm8k: 3 train rows, of the known texts")
     for option in (["--inspect", "x"], ["--show-prompts", "-5"], ["--config", "x"]):
         assert main([*line, *option]) == 2
-        assert (
-            f"--prepare does not use {option[0]}; leave that option out" in capsys.readouterr().err
-        )
+        assert f"{option[0]} has no effect with --prepare; leave it out" in capsys.readouterr().err
     assert main(["--inspect", "ledger", "--from", "x"]) == 2
     assert "pass --prepare DIR" in capsys.readouterr().err
 

@@ -76,17 +76,23 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
 @pytest.mark.parametrize(
     ("source", "fragment"),
     [
-        ("x = 1", "has no function questions(split); define one"),
+        ("x = 1", "does not define the function questions(split)"),
         (
             "def questions(split):\n    raise KeyError('n')",
             "raised KeyError: 'n' (doubles.py, line 2)",
         ),
         ("def questions(split):\n    return [{'answer': '1'}]", "row 0 of 'doubles' is"),
-        ("def questions(split):\n    return [{'question': 1}]", "a mapping with the text question"),
-        ("def questions(split):\n    return []", "doubles: found no question"),
+        (
+            "def questions(split):\n    return [{'question': 1}]",
+            "a mapping with the string `question`",
+        ),
+        (
+            "def questions(split):\n    return []",
+            "doubles: none of the questions in this set can be used",
+        ),
         (
             OWN.replace("STYLES =", "OTHER ="),
-            "STYLES of '{path}' is (); it must be a list of names, from short to long",
+            "STYLES of '{path}' is (); it must be a list with the names of the trace styles",
         ),
         ("def questions(", "can't be imported"),
         (
@@ -106,17 +112,17 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
             "questions of 'doubles' returned None instead of a list; return a list",
         ),
         (ROW % "'level': 'hard'", "row 0 of 'doubles' is"),
-        (ROW % "'level': 77", "level (1 to 5)"),
-        (ROW % "'level': 2.9", "level (1 to 5)"),
-        (ROW % "'metadata': [1]", "metadata (a mapping)"),
+        (ROW % "'level': 77", "`level` (1 to 5)"),
+        (ROW % "'level': 2.9", "`level` (1 to 5)"),
+        (ROW % "'metadata': [1]", "`metadata` (a mapping)"),
         (ROW % "'id': 'same'", "row 1 of 'doubles' is"),
         (
             ROW % "" + "def render(row):\n    return 5",
-            "render of 'doubles' returned 5 instead of a text; return a text",
+            "render of 'doubles' returned 5 instead of a string; return a string",
         ),
         (
             OWN.replace('("at_once", "steps")', '"abc"'),
-            "' is 'abc'; it must be a list of names, from short to long",
+            "' is 'abc'; it must be a list with the names of the trace styles",
         ),
     ],
 )
@@ -153,8 +159,8 @@ def test_rows_that_a_score_could_not_tell_apart_are_refused(tmp_path):
     for same in (("1", "1"), (nan, nan), ("{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}")):
         opened(*same)
     line = (
-        "data: 'mine-train-1' of mine has the same question as 'mine-train-0', but other "
-        "metadata; make"
+        "data: 'mine-train-1' of mine has the same question and answer as 'mine-train-0', but "
+        "different metadata"
     )
     for differ in (("1", "2"), ("[1]", "None"), ("1", "2", "1")):
         with pytest.raises(UserError, match=re.escape(line)):
@@ -169,7 +175,7 @@ def test_rows_of_two_splits_that_a_score_could_not_tell_apart_are_refused(tmp_pa
     )
     both = [load_questions(str(path), DATA, 0, split) for split in ("train", "test")]
     with pytest.raises(
-        UserError, match="'mine-test-0' of mine has the same question as 'mine-train-0', but"
+        UserError, match="'mine-test-0' of mine has the same question and answer as 'mine-train-0'"
     ):
         open_graders(GRADER, both)
 
@@ -213,7 +219,7 @@ def test_a_list_mixes_sets_with_weights(tmp_path):
 
 
 def test_sets_that_are_scored_in_different_ways_are_not_mixed(own):
-    with pytest.raises(UserError, match="doubles and a are scored in different ways"):
+    with pytest.raises(UserError, match="doubles and a can't be mixed, because"):
         question_set([(1.0, open_source(own, DATA, 0)), (1.0, rows("a", 3))], DATA, "train")
 
 

@@ -180,7 +180,7 @@ def test_few_questions_are_held_out_of_few_and_none_is_refused_where_they_select
     assert len(ledger(ledger_tokens, size=64).holdout) == 6
     few = ledger(ledger_tokens, size=9)
     assert len(few.holdout) == 0 and len(few.train) == 9
-    with pytest.raises(UserError, match=r"eval.holdout=256: at most a tenth .* ledger has 9"):
+    with pytest.raises(UserError, match=r"eval.holdout=256: at most a tenth .* ledger has only 9"):
         ledger(ledger_tokens, size=9, every=5)
     assert len(ledger(ledger_tokens, size=9, every=5, select="ledger").train) == 9
 

@@ -44,7 +44,7 @@ SAME = [
 def test_the_same_questions_in_two_subsets_are_refused_with_a_choice(files, choice):
     with pytest.raises(UserError, match=r"^gsm8k:x: .* contain the same questions") as caught:
         check(**dict(sorted(files.items())))
-    assert str(caught.value).endswith(f"choose one of them, for instance gsm8k:x/{choice}")
+    assert str(caught.value).endswith(f"choose one of the two, for instance gsm8k:x/{choice}")
 
 
 OTHERS = [
@@ -71,6 +71,6 @@ def test_a_set_of_two_subsets_is_refused_and_each_of_them_is_read(tmp_path):
         (tmp_path / "gsm8k" / name / "train.jsonl").write_text(text)
     config = Config().data
     data = type(config)(dir=str(tmp_path), num_groups=1)
-    with pytest.raises(UserError, match="choose one of them, for instance gsm8k:gsm8k/main"):
+    with pytest.raises(UserError, match="choose one of the two, for instance gsm8k:gsm8k/main"):
         load_questions("gsm8k:gsm8k", data, 0, "train")
     assert len(load_questions("gsm8k:gsm8k/socratic", data, 0, "train")) == 9

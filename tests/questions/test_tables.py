@@ -143,7 +143,7 @@ class TestPlaces:
 
     def test_held_out_questions_never_come_from_training_files(self, tmp_path):
         put(tmp_path / "train.jsonl", lines(*ROWS))
-        with pytest.raises(UserError, match="found train in .* no test files"):
+        with pytest.raises(UserError, match="files of the split train, but none of the split test"):
             read(tmp_path, "test")
 
     def test_a_set_in_one_piece_is_read_whatever_its_files_are_called(self, tmp_path):
@@ -215,16 +215,16 @@ class TestRefusals:
             ("a.jsonl", '{"question": "x"}\n{"question"', "a.jsonl line 2: .*one JSON object"),
             ("a.jsonl", "[1]", "line 1: found list"),
             ("a.jsonl", "[" * 100_000, "line 1: "),
-            ("a.jsonl", b'{"question": "\xff"}', "not UTF-8 at byte 14"),
+            ("a.jsonl", b'{"question": "\xff"}', "not valid UTF-8 at byte 14"),
             ("a.jsonl", "\n", "no row"),
             ("a.json", "[]", "no row"),
-            ("a.json", "[1]", "entry 1: found int"),
+            ("a.json", "[1]", "entry 1 of a.json is of the type int"),
             ("a.csv", "", "no row"),
             ("a.csv", "question,answer\n", "no row"),
-            ("a.csv", "question,answer\n1,000,2\n", "row 1 has fewer or more fields"),
-            ("a.csv", "question,answer\n1\n", "row 1 has fewer or more fields"),
+            ("a.csv", "question,answer\n1,000,2\n", "row 1 of a.csv has more or fewer fields"),
+            ("a.csv", "question,answer\n1\n", "row 1 of a.csv has more or fewer fields"),
             ("a.csv", 'question,answer\n"1"2,3\n', "a.csv line 2: "),
-            ("a.csv", b"question,answer\n\xe9,1\n", "not UTF-8 at byte 16"),
+            ("a.csv", b"question,answer\n\xe9,1\n", "not valid UTF-8 at byte 16"),
             (
                 "a.csv",
                 "answer,question,answer\n1,2,3\n",
@@ -276,7 +276,7 @@ class TestRefusals:
 
     def test_a_folder_without_tables(self, tmp_path):
         put(tmp_path / "README.md", "#")
-        with pytest.raises(UserError, match=r"no file in .*\.parquet"):
+        with pytest.raises(UserError, match=r"contains no file that ends in .*\.parquet"):
             read(tmp_path)
 
 

@@ -78,5 +78,7 @@ def test_a_device_without_the_kernel_is_refused_in_one_line(world):
         pytest.skip("for machines without cuDNN")
     # No length of the rollouts above, whose traces JAX keeps.
     check_kernel(world.spec(), 23)
-    with pytest.raises(UserError, match=r"^rollout\.attention: .*set rollout\.attention=xla$"):
+    with pytest.raises(
+        UserError, match=r"^rollout\.attention=cudnn: .*set rollout\.attention=xla$"
+    ):
         check_kernel(world.spec(attention="cudnn"), 23)

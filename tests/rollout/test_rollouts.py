@@ -441,8 +441,8 @@ def test_rows_of_several_streams_say_what_they_say_apart(world):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"streams": None}, "found 2 random keys, but `streams` is missing"),
-        ({"streams": np.array([0, 2])}, "found indices from 0 to 2; use 0 to 1"),
+        ({"streams": None}, "2 random keys were passed, but `streams`, .* is missing"),
+        ({"streams": np.array([0, 2])}, "contains indices from 0 to 2; use 0 to 1"),
         ({"sampling": sampling_params([0.0, 1.0, 0.5])}, "3 temperatures for 2 random keys"),
     ],
 )
@@ -455,6 +455,6 @@ def test_streams_that_do_not_fit_their_keys_are_refused(world, changes, says):
 
 
 def test_an_old_style_key_is_refused(world):
-    with pytest.raises(UserError, match=r"old-style key; use jax.random.key\(seed\)"):
+    with pytest.raises(UserError, match=r"old-style array of integers; use jax.random.key\(seed\)"):
         prompts = make_prompts(np.array([2, 3]), 5)
         world.roll(prompts, [3, 3], cuts=no_cuts(2), key=jax.random.PRNGKey(0))

@@ -28,7 +28,7 @@ def test_the_longest_caches_hold_every_row_and_the_others_are_its_parts(world):
 def test_slots_that_do_not_divide_over_devices_are_refused(world):
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
     assert world.spec(16, mesh=mesh).batch_sizes() == [8, 16]
-    with pytest.raises(UserError, match="rollout.slots=12 .* 8 devices; set rollout.slots=16"):
+    with pytest.raises(UserError, match="rollout.slots=12: .* 8 devices; set rollout.slots=16"):
         world.spec(12, mesh=mesh).batch_sizes()
 
 
@@ -52,17 +52,26 @@ def with_lengths(*lengths):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"budgets": [4, -2, 6]}, "row 71: found the budget -2; use 0 to 12"),
-        ({"budgets": [4, 5, 13]}, "row 72: found the budget 13; use 0 to 12"),
+        ({"budgets": [4, -2, 6]}, "trace 71: the budget -2 is out of range; use 0 to 12"),
+        ({"budgets": [4, 5, 13]}, "trace 72: the budget 13 is out of range; use 0 to 12"),
         ({"prompts": make_prompts([2, 3], 5)}, "2 prompts, 2 lengths, 3 budgets"),
-        ({"prompts": with_lengths(0, 3, 1)}, "row 70: its prompt is empty"),
+        ({"prompts": with_lengths(0, 3, 1)}, "trace 70: the prompt is empty"),
         (
             {"prompts": with_lengths(2, 3, 9)},
-            "row 72: found a prompt of 9 tokens, but prompts are 5 wide",
+            "trace 72: the prompt has 9 tokens, but the array of prompts has only 5 columns",
         ),
-        ({"cuts": [[1], [1], [-1]]}, "row 72: found a cut at -1; use 0 or more"),
-        ({"limits": np.array([4, 13, 6])}, "row 71: found the limit 13; use 0 to 12"),
-        ({"limits": np.array([4, -3, 6])}, "row 71: found the limit -3; use 0 to 12"),
+        (
+            {"cuts": [[1], [1], [-1]]},
+            r"trace 72: a cut \(truncation point\) is at -1 tokens; use 0 or more",
+        ),
+        (
+            {"limits": np.array([4, 13, 6])},
+            "trace 71: the limit of thinking tokens, 13, is out of range; use 0 to 12",
+        ),
+        (
+            {"limits": np.array([4, -3, 6])},
+            "trace 71: the limit of thinking tokens, -3, is out of range; use 0 to 12",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line):
@@ -72,7 +81,7 @@ def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line)
 
 
 def test_a_rollout_without_rows_is_refused(world):
-    with pytest.raises(UserError, match="no rows; pass at least one"):
+    with pytest.raises(UserError, match="no prompts; pass at least one"):
         world.roll(make_prompts([], 5), np.zeros(0, int), cuts=no_cuts(0))
 
 
@@ -89,7 +98,7 @@ def test_an_embedding_that_nothing_takes_in_is_refused(world):
         {"params": dataclasses.replace(world.decode, gates=None)},
         {"spec": world.spec(conditioning=None)},
     ):
-        with pytest.raises(UserError, match="phi_of is set, but the decode copy has no gates"):
+        with pytest.raises(UserError, match="is set, but the decode parameters contain no gates"):
             roll(world, **changes)
 
 
@@ -106,7 +115,9 @@ def test_a_token_beyond_the_vocabulary_is_refused(world):
     prompts = make_prompts([2, 3, 1], 5)
     prompts.tokens[1, 2] = VOCAB
     with pytest.raises(
-        UserError, match=f"row 71: found the prompt token {VOCAB}, but the model has {VOCAB}"
+        UserError,
+        match=f"trace 71: the prompt contains the token id {VOCAB}, but the vocabulary .* has "
+        f"{VOCAB}",
     ):
         roll(world, prompts=prompts)
 
@@ -114,7 +125,8 @@ def test_a_token_beyond_the_vocabulary_is_refused(world):
 def test_rules_of_another_vocabulary_are_refused(world):
     rules = dataclasses.replace(make_rules(), allowed_tokens=jnp.ones(VOCAB + 1, bool))
     with pytest.raises(
-        UserError, match=f"rules have {VOCAB + 1} token ids, but the model has {VOCAB}"
+        UserError,
+        match=f"rules have {VOCAB + 1} token ids, but the embedding of the model has {VOCAB}",
     ):
         roll(world, rules=rules)
 
@@ -122,7 +134,9 @@ def test_rules_of_another_vocabulary_are_refused(world):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_stop_the_rollout_naming_a_row(world, bad):
     broken = dataclasses.replace(world.decode, final_norm=world.decode.final_norm * bad)
-    with pytest.raises(UserError, match=r"row 7\d: logits are not finite .* thinking \(3 such"):
+    with pytest.raises(
+        UserError, match=r"logits of trace 7\d were not finite .* thinking .* \(3 such"
+    ):
         roll(world, params=broken)
 
 
@@ -134,5 +148,5 @@ def test_only_the_row_with_broken_logits_is_blamed(world):
     prompts.tokens[:] = 6
     prompts.tokens[1, 0] = 7
     rules = make_rules(allowed_tokens=np.arange(VOCAB) == 6)
-    with pytest.raises(UserError, match=r"row 71: logits are not finite .* \(1 such rows\)"):
+    with pytest.raises(UserError, match=r"logits of trace 71 were not finite .* \(1 such traces\)"):
         roll(world, params=poisoned, prompts=prompts, rules=rules, budgets=(4, NO_BUDGET, 4))

@@ -31,7 +31,7 @@ def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key):
     else:
         before = told[key] if len(told[key]) <= 60 else told[key][:48]
         assert line.startswith(
-            "process 2 on three does not belong to the run of process 0 on one: it differs in "
+            "process 2 on three can't train together with process 0 on one, because these differ: "
             f"{key} ({before}"
         )
         assert '"another" in process 2)' in line

@@ -109,7 +109,7 @@ def test_a_state_is_restored_into_shapes_without_memory_of_their_own(tmp_path):
 
 def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_not_called_damaged(tmp_path):
     filled(tmp_path, [2, 3]).close()
-    with pytest.raises(UserError, match="was deleted by its run.*or pass --step 3"):
+    with pytest.raises(UserError, match="this checkpoint was deleted.*or pass --step 3"):
         read_part(tmp_path / "1" / "state", "params")
 
 
@@ -283,8 +283,9 @@ def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
                 told += 1
                 assert str(error).isprintable()
                 assert f"{tmp_path}/whole/7 is damaged" in str(error)
-                assert "remove it, and run the same command again to continue from step 3" in str(
-                    error
+                assert (
+                    "delete this checkpoint, and run the same command again to continue from step 3"
+                    in str(error)
                 )
             else:
                 # A file that nothing is read from; or, where it makes a checkpoint one, the older.
@@ -329,7 +330,7 @@ def test_a_flipped_bit_is_told_or_does_no_harm(tmp_path, count):
             params = read_part(folder / "state", "params")
         except UserError as error:
             assert f"{folder}/state: the policy can't be read" in str(error)
-            assert str(error).endswith("or use the one before: --step 3")
+            assert str(error).endswith("or pass --step 3 to use the previous checkpoint")
         else:
             np.testing.assert_array_equal(params["w"], state(7)["params"]["w"])
     assert told > count / 4
@@ -348,14 +349,16 @@ def test_a_changed_number_of_a_leaf_or_beside_it_is_named(tmp_path):
     with pytest.raises(UserError, match=r"damaged \(params/b differs from what was saved\)"):
         Checkpoints(tmp_path, keep=2).restore(state(0))
     path.write_text(text.replace('"step": 3', '"step": 4'))
-    with pytest.raises(UserError, match=r"damaged \(meta differs from what was saved"):
+    with pytest.raises(UserError, match=r"damaged \(the metadata was changed after it was saved"):
         Checkpoints(tmp_path, keep=2).meta(3)
 
 
 def test_another_model_is_refused(tmp_path):
     checkpoints = filled(tmp_path, [4])
     like = state(0) | {"params": {"w": jnp.zeros((5, 3)), "b": jnp.float32(0)}}
-    with pytest.raises(UserError, match=r"to another model than this config's.*from the start"):
+    with pytest.raises(
+        UserError, match=r"for a model of another shape than the config describes.*from the start"
+    ):
         checkpoints.restore(like)
 
 

@@ -36,7 +36,7 @@ def test_a_run_without_a_choice_gives_its_newest_finished_checkpoint(run):
 
 
 def test_the_best_checkpoint_is_the_default(run):
-    with pytest.raises(UserError, match="--step best: .* contains no evaluation"):
+    with pytest.raises(UserError, match="--step best: the best checkpoint of .* is unknown"):
         choose_step(run, "best")
     write_json(RunPaths(run).best, BEST)
     for requested in (None, "best"):
@@ -52,7 +52,9 @@ def test_a_best_checkpoint_that_is_gone_is_replaced_by_the_newest_unless_it_was_
     write_json(RunPaths(run).best, {**BEST, "step": 7})
     chosen = choose_step(run)
     assert (chosen.step, chosen.is_best) == (10, False)
-    with pytest.raises(UserError, match="--step 7: .* no such checkpoint; use one of 2, 10"):
+    with pytest.raises(
+        UserError, match="--step 7: .* contains no checkpoint of this step; use one of 2, 10"
+    ):
         choose_step(run, "best")
 
 
@@ -86,11 +88,15 @@ def test_best_json_of_older_versions_has_no_worst_budget(run):
 def test_a_damaged_best_json_is_refused_where_it_would_choose(run, damaged):
     RunPaths(run).best.write_text(damaged)
     for requested in (None, "best"):
-        with pytest.raises(UserError, match=r"best\.json is damaged; pass --step with the number"):
+        with pytest.raises(
+            UserError,
+            match=r"best\.json, which names the best checkpoint, is damaged; pass --step with "
+            r"the number",
+        ):
             choose_step(run, requested)
     assert (choose_step(run, 2).step, choose_step(run, "newest").step) == (2, 10)
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(UserError, match="contains no finished checkpoint; let the run save one"):
+    with pytest.raises(UserError, match="contains no finished checkpoint yet; wait until"):
         choose_step(tmp_path)

@@ -126,7 +126,8 @@ for shape in (MeshShape(2, 1, 1, 1), MeshShape(2, 2, 1, 1), MeshShape(1, 4, 1, 1
 def test_a_flipped_bit_of_one_copy_is_told_with_its_array_and_devices():
     found = run_on_devices(DRIFTED, devices=4).splitlines()
     copies = lambda name, *pairs: [
-        f"train/{name}: its copies on device {a} and device {b} differ" for a, b in pairs
+        f"train/{name}: the copies of this array on device {a} and device {b} differ"
+        for a, b in pairs
     ]
     assert found == [
         *copies("layers/q_kernel", (0, 1), (0, 1)),
@@ -145,5 +146,7 @@ def test_numbers_of_two_hosts_are_held_against_each_other(monkeypatch):
     monkeypatch.setattr(processes, "rank_among_all", lambda: (len(told), 2))
     monkeypatch.setattr(processes, "texts_of_all", lambda text: told.append(text) or told)
     check_replicas({"mu": np.float32(1), "tokens": 7})
-    with pytest.raises(DigestMismatch, match=r"^tokens: its copies on process 0 and process 1"):
+    with pytest.raises(
+        DigestMismatch, match=r"^tokens: the copies of this array on process 0 and process 1"
+    ):
         check_replicas({"mu": np.float32(1), "tokens": 8})

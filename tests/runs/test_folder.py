@@ -110,7 +110,7 @@ class TestRefusing:
     def test_a_folder_of_something_else_is_refused_and_not_touched(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("precious")
         line = refusal(tmp_path)
-        assert "is not empty and contains no run (found 'thesis.tex'); use output.dir=" in line
+        assert "contains no run, but other files such as 'thesis.tex'; use output.dir=" in line
         assert line.endswith(f"output.dir={tmp_path}-2")
         assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -325,7 +325,7 @@ class TestFiles:
         path = tmp_path / "metrics.jsonl"
         for spoilt in (b"{oops\n", b"\xff\n", b"7\n"):
             path.write_bytes(b'{"step": 1}\n' + spoilt + b'{"step": 3}\n')
-            with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is not a JSON record"):
+            with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is not a JSON object"):
                 read_lines(path)
 
     def test_a_spoilt_last_line_counts_as_torn(self, tmp_path):
@@ -387,12 +387,14 @@ class TestConfig:
             path.write_text(spoilt)
             with pytest.raises(
                 UserError,
-                match=r"config\.yaml is not the file that the run wrote; restore its",
+                match=r"config\.yaml was changed after the run wrote it; restore its",
             ):
                 read_config_file(path)
         for empty in ("", "\n"):
             path.write_text(empty)
-            with pytest.raises(UserError, match=r"config\.yaml is empty"):
+            with pytest.raises(
+                UserError, match=r"config\.yaml, the config that the run wrote, is empty"
+            ):
                 read_config_file(path)
         # Written by hand: there is nothing to hold it against.
         path.write_text("seed: 3\n")

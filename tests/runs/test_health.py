@@ -31,14 +31,14 @@ def test_a_healthy_run_hears_nothing():
 @pytest.mark.parametrize(
     ("trouble", "says"),
     [
-        ({"reward/cut_1": 0.0, "reward/cut_2": 0.0}, "not one right answer"),
+        ({"reward/cut_1": 0.0, "reward/cut_2": 0.0}, "no answer was right"),
         ({"reward/cut_1": 1.0, "reward/cut_2": 1.0}, "nothing is left to learn"),
-        ({"policy/clipped_share": 0.9}, "optimizer.learning_rate or train.minibatches"),
-        ({"process/grader_worker_deaths": 30.0}, "workers die"),
-        ({"process/grader_timeouts": 30.0}, "run out of time"),
+        ({"policy/clipped_share": 0.9}, "optimizer.learning_rate or fewer train.minibatches"),
+        ({"process/grader_worker_deaths": 30.0}, "worker processes crashed"),
+        ({"process/grader_timeouts": 30.0}, "or timed out"),
         (
             OFF_CENTRE | {"policy/ratio": 0.999},
-            "the mean advantage is more than half of its deviation away from 0",
+            "the mean advantage differs from 0 by more than half a standard deviation",
         ),
         ({"process/slowest_host": 1.0, "process/slowest_host_times": 3.5}, "three times as long"),
     ],
@@ -53,8 +53,8 @@ def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
 @pytest.mark.parametrize(
     ("trouble", "patience", "says"),
     [
-        ({"rollout/closed_answers": 0.86}, SHORT_PATIENCE, "fewer answers are closed"),
-        ({"rollout/repetition": 0.13}, SHORT_PATIENCE, "more traces repeat themselves"),
+        ({"rollout/closed_answers": 0.86}, SHORT_PATIENCE, "fewer answers than at the first step"),
+        ({"rollout/repetition": 0.13}, SHORT_PATIENCE, "more traces than at the first step"),
         (
             {"policy/update_kl": 0.2, "policy/update_scale": 0.3},
             SHORT_PATIENCE,
@@ -65,11 +65,15 @@ def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
             SHORT_PATIENCE,
             "lower optimizer.learning_rate and optimizer.conditioning_learning_rate",
         ),
-        ({"advantage/mean": -0.6}, 2, "mean advantage was more than half of its deviation below 0"),
+        (
+            {"advantage/mean": -0.6},
+            2,
+            "mean advantage was below 0 by more than half a standard deviation",
+        ),
         (
             {"advantage/mean": -0.1, "advantage/std": 0.0},
             2,
-            "more than half of its deviation below",
+            "below 0 by more than half a standard",
         ),
     ],
 )

@@ -24,7 +24,7 @@ def test_the_history_is_of_all_lines_and_reads_each_once(tmp_path):
     paths.metrics.write_text('{"step": 0}\n{"step": 2}\n')
     append_line(paths.metrics, {"step": 3})
     kept = history.now([])
-    with pytest.raises(UserError, match=r"step .* was saved: its records are different"):
+    with pytest.raises(UserError, match=r"step .* was saved: the contents of its records differ"):
         restore_files(paths, kept, 3)
 
 
@@ -38,6 +38,6 @@ def test_evaluations_are_those_of_the_checkpoint_and_one_of_its_step_that_came_a
     # The first was changed, and a step that has to be repeated was evaluated too.
     write_lines(paths.evaluations, [{**before, "sets": {}}, during, after, later])
     (said,) = restore_files(paths, kept, 2)
-    assert "eval.jsonl was not as the run had left it" in said
+    assert "eval.jsonl was changed since the run wrote it" in said
     assert read_lines(paths.evaluations) == [before, during, after]
     assert restore_files(paths, kept, 2) == []

@@ -110,7 +110,7 @@ class TestMetricsWriter:
             writer.show(2, kind, found)
         writer.close()
         said = capsys.readouterr().err
-        assert said.startswith("warning: TensorBoard: pictures can't be shown")
+        assert said.startswith("warning: TensorBoard: pictures can't be logged")
         assert said.count("\n") == 1
 
     def test_a_disk_that_is_full_for_a_moment_costs_tensorboard_a_warning(
@@ -138,7 +138,10 @@ class TestMetricsWriter:
         writing.join(20)
         assert not writing.is_alive()
         assert len(folder.metrics.read_text().splitlines()) == 3
-        warning = "warning: TensorBoard: a step can't be shown ([Errno 28] No space left on device)"
+        warning = (
+            "warning: TensorBoard: metrics of a step can't be logged ([Errno 28] No space "
+            "left on device)"
+        )
         assert capsys.readouterr().err == f"{warning}\n"
         (path,) = folder.tensorboard.iterdir()
         assert len(list(records(path.read_bytes()))) > 60

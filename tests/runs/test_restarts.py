@@ -23,7 +23,7 @@ def test_a_job_that_saves_nothing_is_given_up_after_some_restarts(tmp_path):
     assert reason.startswith(
         f"training: stopped, because Slurm restarted job 17 {MOST_RESTARTS + 1}"
     )
-    assert "submit it again" in reason
+    assert "submit the job again" in reason
     # Submitted again it is another job.
     assert restarted(tmp_path, 1, job="18") == ""
 

@@ -42,15 +42,18 @@ def test_a_custom_model_has_its_tokenizers_rows_and_a_preset_its_own():
     preset = Config(model=ModelConfig(preset="qwen2.5-7b"))
     assert model_shape(preset.model, 29) == PRESETS["qwen2.5-7b"]
     assert vocabulary_rows(preset.model, 151665) == 152064
-    with pytest.raises(UserError, match="has 152065 ids, .* only 152064 embedding rows"):
+    with pytest.raises(UserError, match="has 152065 token ids, .* only 152064 embedding rows"):
         vocabulary_rows(preset.model, 152065)
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "says"),
     [
-        (None, "model.path={}: the tokenizer has 258 ids, but the model has only 257 embedding"),
-        ("t", "model.tokenizer=t: the tokenizer has 258 ids, but model.path={} has only 257"),
+        (
+            None,
+            "model.path={}: the tokenizer has 258 token ids, but the model has only 257 embedding",
+        ),
+        ("t", "model.tokenizer=t: the tokenizer has 258 token ids, but model.path={} has only 257"),
     ],
 )
 def test_more_ids_than_a_folder_has_rows_are_said_of_the_keys_that_name_them(
@@ -71,7 +74,7 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
     )
     shape = model_shape(config.model, 29)
     check_model(resolve(config).policy, shape, shape.max_positions - 1024)
-    with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; use at mo"):
+    with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; set at mo"):
         check_model(resolve(config).policy, shape, shape.max_positions - 1023)
 
 
@@ -81,7 +84,7 @@ def test_a_teacher_has_the_policys_vocabulary(tmp_path):
     vocabulary = hf_world.TINY.vocab_size
     config = Config(distill=DistillConfig(coef=1.0, teacher=str(folder)))
     check_model(resolve(config).policy, model_shape(config.model, vocabulary), 8)
-    says = rf"distill\.teacher=.* has {vocabulary} embedding rows, but the policy has 29; use"
+    says = rf"distill\.teacher=.* has {vocabulary} tokens, but that of the policy has 29; use"
     with pytest.raises(UserError, match=says):
         check_model(resolve(config).policy, model_shape(config.model, 29), 8)
     gone = dataclasses.replace(
@@ -110,7 +113,10 @@ def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can
         config = Config(
             model=ModelConfig(**sections["model"]), rollout=RolloutConfig(**sections["rollout"])
         )
-        line = f"^{section}.attention=cudnn .* but the model has {head_dim}; set {section}.att"
+        line = (
+            f"^{section}.attention=cudnn .* but the head dimension of the model is "
+            f"{head_dim}; set {section}.att"
+        )
         with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
             check_model(resolve(config).policy, model_shape(config.model, 29), 8)
 
@@ -140,17 +146,17 @@ def test_rows_and_micro_batches_that_divide_are_accepted():
     [
         (
             {"rollout": RolloutConfig(questions=5, group_size=4)},
-            r"rollout\.questions=5 x rollout.group_size=4 = 20 rows .* mesh.data x mesh.fsdp = 8 "
+            r"rollout\.questions=5 x rollout.group_size=4 = 20 traces .* mesh.data x mesh.fsdp = 8 "
             "devices; set rollout.questions=4",
         ),
         ({"train": TrainConfig(minibatches=8)}, "train.minibatches=8: .* train.minibatches=4"),
         (
             {"train": TrainConfig(minibatches=1, micro_batch_rows=4)},
-            "train.micro_batch_rows=4 .* set train.micro_batch_rows=8",
+            "train.micro_batch_rows=4: .* set train.micro_batch_rows=8",
         ),
         (
             {"train": TrainConfig(minibatches=1, micro_batch_tokens=100, padding_free=True)},
-            "train.padding_free=true works on one device only, found 8; set "
+            "train.padding_free=true works on a single device only, but this run uses 8; set "
             "train.padding_free=false",
         ),
         ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor=4 does not divide .*2 key/value heads"),
@@ -170,8 +176,9 @@ def test_a_micro_batch_holds_the_longest_row():
     with pytest.raises(UserError) as refused:
         check_allowance(30, limits, 5, 7)
     assert str(refused.value) == (
-        "train.micro_batch_tokens=30: a row may have 31 tokens (5 of the prompt, 19 of thinking, "
-        "7 of answers); set it to at least 31, or set a smaller budget.max"
+        "train.micro_batch_tokens=30: a trace may have 31 tokens (5 of the prompt, 19 of thinking, "
+        "7 of answers), which must fit into one micro-batch; set it to at least 31, or set a "
+        "smaller budget.max"
     )
 
 

@@ -20,8 +20,11 @@ MODEL = ["--model", "hf"]
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "no policy; pass --run DIR or --model HFDIR"),
-        ([*MODEL, "--run", "runs/a"], "no policy; pass --run DIR or --model HFDIR"),
+        ([], "exactly one policy is required; pass either --run DIR or --model HFDIR"),
+        (
+            [*MODEL, "--run", "runs/a"],
+            "exactly one policy is required; pass either --run DIR or --model HFDIR",
+        ),
         (
             [*MODEL, "--port", "http"],
             "--port: expected a whole number from 0 to 65535, but found http",

@@ -69,7 +69,7 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
     ("before", "after", "words"),
     [
         ("title: Two arms", "titel: Two arms", "titel: there is no such key"),
-        ("title: Two arms\n", "", "has no title; use title: ..."),
+        ("title: Two arms\n", "", "the required key title is missing; use title: ..."),
         (
             "title: Two arms",
             "title: a\ntitle: b",
@@ -78,7 +78,7 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         (
             "title: Two arms",
             "title: 2021-13-45",
-            "yaml: this is not a YAML value; put it in quotes",
+            "yaml: the value is not valid YAML; put it in quotes",
         ),
         ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; use"),
         (
@@ -188,7 +188,11 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         ),
         ("title:", "devices_per_run: -1\ntitle:", "devices_per_run: found -1; use 0 or more"),
         ("set: {loss.entropy_coef: 0.0}", "set: 3", "set: found 3; use a mapping"),
-        ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a}", "sweep: has no values"),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a}",
+            "sweep: the required key values is missing",
+        ),
         ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a, values: 3}", "values: found 3"),
         ("sizes:", "size_s:", "sizes: found null; use at least one"),
         ("title: Two arms", "title: Two arms\nviews: [acuracy]", "views: found ['acuracy']"),

@@ -89,5 +89,7 @@ def test_a_machine_that_confines_nothing_is_refused_since_nobody_has_read_the_sc
 ):
     installed([Task(0)])
     monkeypatch.setattr(confinement, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"verifiers:doubles: its scorers were not checked"):
+    with pytest.raises(
+        UserError, match=r"verifiers:doubles: .* was not reviewed and must run in a sandbox"
+    ):
         load_questions("verifiers:doubles", DATA, 0, "train")

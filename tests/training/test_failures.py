@@ -25,7 +25,7 @@ def test_an_error_is_one_line_with_its_step_and_its_checkpoint(error):
 
 
 def test_skipped_updates_are_counted():
-    assert "not finite in 3 updates in a row" in str(ERRORS[0])
+    assert "not finite in 3 consecutive updates" in str(ERRORS[0])
     assert "lower optimizer.learning_rate" in str(ERRORS[0])
 
 
@@ -37,5 +37,7 @@ def test_a_verifier_is_named_with_its_last_failure():
     error = failures.verifier_failed("mine.py:check", "of 3 steps in a row", "it fell", 7, FOLDER)
     assert isinstance(error, failures.VerifierFailed)
     line = str(error)
-    assert line.startswith("mine.py:check gave no score to any of the answers of 3 steps in a row")
+    assert line.startswith(
+        "mine.py:check returned no score for any of the answers of 3 steps in a row"
+    )
     assert "(last error: it fell)" in line and "from checkpoint 7 in run/checkpoints" in line

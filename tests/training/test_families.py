@@ -55,7 +55,10 @@ def test_a_run_of_r1_is_right_or_refused(tmp_path, capsys):
             train.main([*settings, f"data.prompt_format={right}", "--check"])
         assert not stop.value.code and "the config is valid, and" in capsys.readouterr().out
     assert train.main([*settings, "data.prompt_format=boxed", "--check"]) == 2
-    assert "which the prompt format 'boxed' never closes; set data." in capsys.readouterr().err
+    assert (
+        "but the prompt format 'boxed' does not end it with </think>; set data."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

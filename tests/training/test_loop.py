@@ -289,4 +289,4 @@ def test_a_second_signal_ends_a_process_that_does_not_poll():
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM
-    assert err.count("SIGTERM: stopping in good order") == 1
+    assert err.count("SIGTERM: stopping after the current work is saved") == 1

@@ -169,8 +169,9 @@ def test_answers_that_a_verifier_gave_no_score_are_said_each_time():
     record = {"when": "during", "sets": {}}
     failed = failures(grader, counted)
     assert list(evaluation_notes(failed, record, format_report=True, answer_tokens=128)) == [
-        "WARNING: the verifier gave no score to 3 of 10 answers, which count as 0: 3 got NaN (the "
-        "last: it returned None)"
+        "WARNING: the verifier returned no score for 3 of 10 answers, which count as 0: 3 got "
+        "the score NaN "
+        "(last error: it returned None)"
     ]
 
 

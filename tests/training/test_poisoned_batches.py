@@ -73,7 +73,7 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
     assert error.startswith(
         "error: training: stopped after step 4, because the loss or its gradient"
     )
-    assert "was not finite in 4 updates in a row" in error
+    assert "was not finite in 4 consecutive updates" in error
     assert "optimizer.learning_rate" in error
     assert f"{tmp_path / 'run' / 'checkpoints' / '4'}" in error
     assert (tmp_path / "run" / "checkpoints" / "4" / "state").is_dir()
@@ -96,7 +96,9 @@ def test_a_broken_value_head_is_named_and_never_saved(train, tmp_path, monkeypat
     code, lines = train("False", "checkpoint.every=1", "train.max_skipped_updates=2")
     assert code == 1 and len(lines) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: training: stopped after step 2, because the value head")
+    assert error.startswith(
+        "error: training: stopped after step 2, because the parameters of the value head"
+    )
     assert "lower value.learning_rate" in error and "from checkpoint 1 in" in error
     checkpoints = tmp_path / "run" / "checkpoints"
     assert [path.name for path in checkpoints.iterdir()] == ["1"]

@@ -117,7 +117,7 @@ def test_a_server_that_misses_one_update_at_a_usual_rate_ends_the_run(tmp_path, 
     run, state = run_served_by(Keeping, tmp_path, monkeypatch, *rates, "optimizer.warmup_steps=0")
     state, done = iterate(run, state, 0)
     assert done.metrics["policy/grad_norm"] > 0
-    with pytest.raises(UserError, match="are nearer to the previous weights"):
+    with pytest.raises(UserError, match="are closer to those of the previous weights"):
         iterate(run, state, 1)
 
 
@@ -234,7 +234,7 @@ def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_p
     async def in_a_notebook():
         served.with_servers(run, tmp_path / "run", print)
 
-    with pytest.raises(UserError, match="rollout.engine=vllm: .* use the command bacr train"):
+    with pytest.raises(UserError, match="rollout.engine=vllm .* use the command bacr train"):
         asyncio.run(in_a_notebook())
 
 
@@ -242,26 +242,26 @@ def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
     """Known before anything starts, of a method of one's own too."""
     ahead = ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.async_steps=1",
              "loss.importance_cap=2"]  # fmt: skip
-    with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides after grading"):
+    with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides only after grading"):
         load(tmp_path, "dapo", *ahead)
     own = tmp_path / "own.py"
     own.write_text("from bacr_jax.methods.dapo import make\n")
     config = load(tmp_path, None, *ahead, f"method={own}", "dapo.dynamic_sampling=true")
-    with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides after grading"):
+    with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides only after grading"):
         make_method(resolve(config).method)
 
 
 def test_settings_that_contradict_each_other(tmp_path):
     for overrides, says in (
-        (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
+        (["rollout.engine=vllm"], r"rollout.engine=vllm needs the addresses of vLLM servers"),
         (["rollout.urls=[http://one:1]"], "has no effect without rollout.engine=vllm"),
         (
             ["rollout.async_steps=1", "loss.sequence_mask=0.1"],
-            "the learner and this package's decoder take turns",
+            "the built-in decoder and the learner share the same devices",
         ),
         (
             ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.async_steps=1"],
-            "the previous policy samples the traces, and nothing corrects for that",
+            "the traces are sampled by the previous policy, but no correction",
         ),
     ):
         with pytest.raises(UserError, match=says):

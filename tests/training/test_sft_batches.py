@@ -186,9 +186,11 @@ def test_a_mixture_teaches_the_sets_that_have_traces(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "more", "fragment"),
     [
-        (TABLE, (), "has no traces; set it to 0, or set data.trace_column to their column"),
-        (TABLE, ("data.trace_column=lang",), "no trace column 'lang', found the columns question"),
-        (TABLE[1:3], ("data.trace_column=long",), "has an answer and a trace \\(long\\); set it"),
+        (TABLE, (), "has no traces; set warmup.steps=0, or set data.trace_column to their column"),
+        (TABLE, ("data.trace_column=lang",), "no column 'lang' with the trace; the columns are "
+        "question"),
+        (TABLE[1:3], ("data.trace_column=long",), "with an answer and a trace in each style "
+        "\\(long\\), but .* set warmup.steps=0"),
     ],
 )  # fmt: skip
 def test_a_table_without_traces_is_refused(tmp_path, rows, more, fragment):
@@ -199,9 +201,9 @@ def test_a_table_without_traces_is_refused(tmp_path, rows, more, fragment):
 @pytest.mark.parametrize(
     ("settings", "fragment"),
     [
-        (("warmup.styles={step: 1}",), "has no style 'step'; use steps"),
+        (("warmup.styles={step: 1}",), "'step' is not a trace style of"),
         (("warmup.batch_tokens=80", "data.train=gym:letter_counting", "data.num_groups=1"),
-         "warmup.batch_tokens: found 80, but"),
+         "warmup.batch_tokens=80 is too small, because"),
     ],
 )  # fmt: skip
 def test_lessons_that_can_not_be_given_are_refused(lessons_of, settings, fragment):

@@ -55,7 +55,7 @@ def test_a_share_breaks_its_bound_only_where_the_update_made_it_worse(before, no
     if breaks:
         assert breach == (
             f"rollout/closed_answers is {now:.3f} ({before:.3f} before the update), "
-            "train.undo_closed_answers=0.9"
+            "beyond the bound train.undo_closed_answers=0.9"
         )
 
 
@@ -207,10 +207,12 @@ def test_a_run_that_was_resumed_undoes_the_update_before_its_stop(runs, tmp_path
 
 def test_the_report_names_what_was_seen_and_warns_where_the_bound_is_broken_again(runs):
     (only,) = runs["spoilt"][1][2].notes
-    assert only == "undid the update of step 2, since closed is 0; this step is sampled again"
+    assert only == "undid the update of step 2, because closed is 0; this step is sampled again"
     first, second = runs["undone"][1][2].notes
     assert first == only
-    assert second.startswith("without the update of step 2, still 0 as well; training continues")
+    assert second.startswith(
+        "the traces sampled without the update of step 2 exceed a bound too (still 0); training"
+    )
 
 
 def test_the_step_is_sampled_again_with_another_key(runs):

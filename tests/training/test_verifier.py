@@ -45,7 +45,7 @@ def test_a_verifier_that_fails_on_the_first_evaluation_stops_the_run(failing, tm
     mark.touch()
     assert main(["--config", str(config), *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"{tmp_path}/mine.py:check gave no score to any of the answers of the first" in line
+    assert f"{tmp_path}/mine.py:check returned no score for any of the answers of the first" in line
     assert "ConnectionError: the judge is away (line 6)" in line
     folder = tmp_path / "run"
     assert (folder / "checkpoints" / "0").is_dir()
@@ -85,7 +85,9 @@ def test_check_tries_a_verifier_on_reference_answers(failing, capsys):
     mark.touch()
     assert main(command) == 2
     line = capsys.readouterr().err
-    assert "gave no score to any of 4 reference answers (last error: ConnectionError: the" in line
+    assert (
+        "returned no score for any of 4 reference answers (last error: ConnectionError: the" in line
+    )
 
 
 def moody(answer, times):
@@ -128,13 +130,13 @@ def test_a_judge_that_hangs_raises_or_says_nonsense_is_counted_and_training_goes
     assert sum(record["grader/partly_correct"] for record in records)
     assert any(0 < record["reward/cut_4"] < 1 for record in records)
     said = "".join(capsys.readouterr())
-    assert "WARNING: the verifier gave no score to" in said
+    assert "WARNING: the verifier returned no score for" in said
     assert "format of the starting policy (" in said
     # Another content of the file is another verifier, and is refused on resuming.
     verifier.write_text(JUDGE.read_text() + "\n# changed\n")
     more = [*command, *own, "train.steps=5", "--allow-change", "train.steps"]
     assert main(more) == 2
     assert (
-        f"grader={verifier}:judge: the file is not the one that graded the run in"
+        f"grader={verifier}:judge: the code that grades answers was changed after the run in"
         in capsys.readouterr().err
     )

@@ -71,7 +71,9 @@ def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monke
         poll=poll,
     )
     assert read == "theirs" and polled == [0, 1, 2]
-    assert capsys.readouterr().err == f"waiting for the run that makes the warm-up in {folder}\n"
+    assert (
+        capsys.readouterr().err == f"waiting for another run that trains the warm-up in {folder}\n"
+    )
 
 
 class Run(warmup.WarmUp):
@@ -144,7 +146,9 @@ def test_the_short_style_is_practised_until_it_is_right(tmp_path, monkeypatch, r
 
 def test_a_short_style_that_is_never_right_is_refused(tmp_path, monkeypatch):
     run = Practised(load(tmp_path, None, *REDUNDANT), 4)
-    with pytest.raises(UserError, match=r"0.00 of the short traces .* warmup.short_accuracy=0.9"):
+    with pytest.raises(
+        UserError, match=r"short traces at the weakest level is 0.00, .* warmup.short_accuracy=0.9"
+    ):
         until_accurate(run, monkeypatch)
 
 

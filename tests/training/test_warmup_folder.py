@@ -78,8 +78,8 @@ def test_runs_of_several_seeds_share_the_warm_up_of_warmup_seed(tmp_path):
     ("files", "says"),
     [
         ({"warmup.json": '{"fingerprint": "x"}'}, "contains a warm-up with other settings"),
-        ({"warmup.json": "OWN"}, "no longer contains weights;"),
-        ({"warmup.json": "["}, "warmup.json is damaged"),
+        ({"warmup.json": "OWN"}, "the weights of this warm-up are missing;"),
+        ({"warmup.json": "["}, "warmup.json, which describes the warm-up, is damaged"),
         ({"warmup.json": "OWN", "weights/10/x": ""}, None),
         ({"progress/x": ""}, None),
     ],

@@ -155,7 +155,7 @@ def test_a_server_that_keeps_its_weights_ends_the_run_by_name(tmp_path, model, r
     ):
         assert run.wait(900) == 2, said(tmp_path)
     (line,) = [one for one in said(tmp_path).splitlines() if one.startswith("error: ")]
-    assert "does not sample with the weights it was sent: " in line
+    assert "does not sample with the weights that it received: " in line
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 

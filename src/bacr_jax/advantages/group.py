@@ -53,7 +53,7 @@ def advantage_scale(
         axes = tuple(range(1, advantages.ndim))
         spread = masked_std(advantages, all_entries, axes, keepdims=True)
         return jnp.maximum(spread, floor)
-    raise ValueError(f"mode: found {mode!r}; use batch_rms, group or none")
+    raise ValueError(f"the normalisation must be batch_rms, group or none, but `mode` is {mode!r}")
 
 
 @static_arguments("mode")
@@ -91,14 +91,14 @@ def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
     rank = rewards.ndim
     if not -rank <= axis < rank:
         raise ValueError(
-            f"rewards have shape {rewards.shape}, which has no axis {axis} for the group; pass "
-            "rewards of shape [Q, G] or [Q, G, M], or pass axis="
+            f"`rewards` has the shape {rewards.shape} and therefore no group axis {axis}; pass "
+            "rewards of shape [Q, G] or [Q, G, M], or the right `axis`"
         )
     if rewards.shape[axis] < 2:
         raise ValueError(
-            f"rewards have shape {rewards.shape}, so that a group on axis {axis} has size "
-            f"{rewards.shape[axis]} and its advantages are undefined; sample at least two traces "
-            "per question, or pass axis="
+            f"`rewards` has the shape {rewards.shape}, so the groups on axis {axis} have "
+            f"{rewards.shape[axis]} members and their advantages are undefined; sample at least "
+            "two traces per question, or pass the right `axis`"
         )
 
 

@@ -64,7 +64,10 @@ def thinking_credit(
         return jnp.broadcast_to(total, residual.shape)
     if mode == "segment":
         return weights * residual
-    raise ValueError(f"mode: found {mode!r}; use to_go, answer_literal, trajectory or segment")
+    raise ValueError(
+        "the credit assignment must be to_go, answer_literal, trajectory or segment, but `mode` "
+        f"is {mode!r}"
+    )
 
 
 @static_arguments("mode")

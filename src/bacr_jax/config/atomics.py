@@ -65,8 +65,9 @@ def allow_fast_additions(
         return
     if gpus_in_use():
         print(
-            f"warning: {compiler} computes gradients of the embedding slowly, and this process "
-            f"has already used its GPUs; set {VARIABLE}='{FLAG}' before the start",
+            f"warning: {compiler} has a bug that makes the gradient of the embedding slow, and "
+            "the flag that works around it can't be set any more, because this process has "
+            f"already used its GPUs; set {VARIABLE}='{FLAG}' before the start",
             file=sys.stderr,
         )
         return

@@ -49,26 +49,28 @@ def budget_problems(settings: MethodSettings, vocab: str | None) -> Iterator[str
     yield from level_problems(budget)
     if budget.shuffle_input and settings.conditioning.budget_input == "none":
         yield (
-            "budget.shuffle_input=true: the policy does not get the budget as an input; set "
-            "conditioning.budget_input=embedding, or budget.shuffle_input=false"
+            "budget.shuffle_input=true shuffles the budgets that the policy receives as input, "
+            "but the policy receives none; set conditioning.budget_input=embedding, or "
+            "budget.shuffle_input=false"
         )
     yield from _stages(budget)
     if budget.grace and vocab:
         yield (
-            f"budget.grace={budget.grace}: tokens of {vocab} have no line "
-            "break at which thinking could end; set it to 0"
+            f"budget.grace={budget.grace} extends the thinking to the next line break, but the "
+            f"tokens of {vocab} contain no line break; set budget.grace=0"
         )
     if cuts.count > budget.min:
         yield (
-            f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens has fewer "
-            f"distinct cuts; set it to at most {budget.min}, or increase budget.min"
+            f"cuts.count={cuts.count}: a trace of budget.min={budget.min} tokens can't have that "
+            f"many distinct truncation points; set it to at most {budget.min}, or increase "
+            "budget.min"
         )
     if isinstance(cuts.weights, tuple):
         total = math.fsum(cuts.weights)
         if len(cuts.weights) != cuts.count:
             yield (
-                f"cuts.weights: found {len(cuts.weights)} weights for cuts.count={cuts.count}; "
-                "list one weight per cut"
+                f"cuts.weights has {len(cuts.weights)} weights, but cuts.count={cuts.count}; list "
+                "one weight per cut (truncation point)"
             )
         elif abs(total - 1.0) > 1e-4:
             yield f"cuts.weights: the weights sum to {total:g}; use weights that sum to 1"
@@ -88,15 +90,16 @@ def budget_problems(settings: MethodSettings, vocab: str | None) -> Iterator[str
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
             f"data.max_prompt_tokens={settings.data.max_prompt_tokens} and "
-            f"rollout.answer_tokens={answers} a row has {longest} tokens, but {model.preset} "
-            f"supports at most {most_positions}; use smaller budgets or fewer tokens"
+            f"rollout.answer_tokens={answers}, a prompt with its response may have {longest} "
+            f"tokens, but {model.preset} supports at most {most_positions}; use smaller budgets "
+            "or fewer tokens"
         )
     locations = settings.curriculum.mu0
     groups = settings.data.num_groups
     if isinstance(locations, tuple) and len(locations) != groups:
         yield (
-            f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; use one "
-            "number, or one per group"
+            f"curriculum.mu0 has {len(locations)} values, but data.num_groups={groups}; use one "
+            "number, or one per difficulty group"
         )
 
 
@@ -110,8 +113,8 @@ def level_problems(budget: BudgetConfig) -> Iterator[str]:
     for name in budget.levels:
         if not _LEVEL.fullmatch(name) or name == "none":
             yield (
-                f"budget.levels: found the name {name!r}; use a letter followed by letters, "
-                "digits, - and _, and not none"
+                f"budget.levels: {name!r} is not a valid name of a budget; use a letter followed "
+                "by letters, digits, - and _, but not `none`"
             )
 
 
@@ -138,7 +141,7 @@ def _choices(
     """
     rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
-    # Either mistake leaves no budget to choose from and has an error message of its own.
+    # In both cases there is no budget to choose from, and another check reports the cause.
     if budget.min > budget.max or not (budget.choices or evaluated):
         return
     if not rising:

@@ -58,7 +58,7 @@ _FROM_SCRATCH = {"learning_rate": "1e-5", "hold_accuracy": "0", "target_accuracy
 # String settings that may be empty.
 _TEXTS = ("data.system_prompt", "data.template_variables")
 
-# A function that validates the settings of a method and yields one error message per problem.
+# A function that checks the settings of a training method and yields one error message per problem.
 Finder = Callable[[MethodSettings], Iterator[str]]
 
 
@@ -95,11 +95,14 @@ def _grader(grader: str | None, data: DataConfig) -> Iterator[str]:
         yield from filter(None, [grader_problem(grader)])
     if data.answers == "verbatim" and grader is None:
         yield (
-            "data.answers=verbatim: the built-in rules compare parsed answers; set "
-            "data.answers=parsed, or grader=FILE.py:function"
+            "data.answers=verbatim keeps reference answers as text, but the built-in grading "
+            "rules compare parsed answers; set data.answers=parsed, or grader=FILE.py:function"
         )
     if data.answers == "verbatim" and data.train == "ledger":
-        yield "data.answers=verbatim: the ledger generates its answers; set data.answers=parsed"
+        yield (
+            "data.answers=verbatim can't be used with the ledger task, whose answers are "
+            "generated and not read; set data.answers=parsed"
+        )
 
 
 def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]:
@@ -107,8 +110,8 @@ def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]
     weights = reward.weights
     if weights and CORRECT not in weights:
         yield (
-            f"reward.weights: found {written(weights)}, but accuracy and pass rates are computed "
-            f"from {CORRECT}; use {{{CORRECT}: 1, FILE.py:function: 0.2}}"
+            f"reward.weights={written(weights)} lacks the reward `{CORRECT}`, from which accuracy "
+            f"and pass rates are computed; use {{{CORRECT}: 1, FILE.py:function: 0.2}}"
         )
     for name in weights:
         problem = None if name == CORRECT else grader_problem(name, "reward.weights", CORRECT)
@@ -118,11 +121,14 @@ def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]
     repeated = [name for index, name in enumerate(names) if name in names[:index]]
     if repeated:
         yield (
-            f"reward.weights: two rewards have the name {repeated[0]!r}, but metrics are named "
-            "after them; use functions with different names"
+            f"reward.weights: two rewards have the name {repeated[0]!r}, so their metrics would "
+            "have the same name; use functions with different names"
         )
     if reward.normalize_each and not shares:
-        yield "reward.normalize_each=true: reward.weights has one reward; add one, or use false"
+        yield (
+            "reward.normalize_each=true needs several rewards, but reward.weights has only one; "
+            "add another one, or set reward.normalize_each=false"
+        )
 
 
 def _words(conditioning: ConditioningConfig) -> Iterator[str]:
@@ -153,7 +159,7 @@ def _arithmetic(model: ModelConfig, rollout: RolloutConfig) -> Iterator[str]:
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
             f"model.product_dtype={model.product_dtype} needs a model that computes in float32, "
-            f"found model.compute_dtype={model.compute_dtype}; set model.compute_dtype=float32, "
+            f"but model.compute_dtype is {model.compute_dtype}; set model.compute_dtype=float32, "
             "or model.product_dtype=null"
         )
     for key, attention in {
@@ -162,9 +168,9 @@ def _arithmetic(model: ModelConfig, rollout: RolloutConfig) -> Iterator[str]:
     }.items():
         if attention == "cudnn" and model.compute_dtype != "bfloat16":
             yield (
-                f"{key}=cudnn needs 16-bit numbers, found "
-                f"model.compute_dtype={model.compute_dtype}; set model.compute_dtype=bfloat16, or "
-                f"{key}=xla"
+                f"{key}=cudnn supports only 16-bit floating-point numbers, but "
+                f"model.compute_dtype is {model.compute_dtype}; set model.compute_dtype=bfloat16, "
+                f"or {key}=xla"
             )
 
 
@@ -202,8 +208,8 @@ def _custom_shape(model: ModelConfig) -> Iterator[str]:
         )
     if width % 2:
         yield (
-            f"model.hidden_size={width} is odd, but the budget's sinusoids come in pairs; set it "
-            f"to {width + 1}"
+            f"model.hidden_size={width} is odd, but the budget embedding consists of pairs of a "
+            f"sine and a cosine; set it to {width + 1}"
         )
     if model.head_dim is None and width % heads:
         yield (
@@ -213,8 +219,8 @@ def _custom_shape(model: ModelConfig) -> Iterator[str]:
     elif (model.head_dim or width // heads) % 2:
         name = "model.hidden_size/model.num_heads" if model.head_dim is None else "model.head_dim"
         yield (
-            f"{name}={model.head_dim or width // heads} is odd, but rotary positions rotate "
-            "pairs; set model.head_dim to an even number"
+            f"{name}={model.head_dim or width // heads} is odd, but rotary position embeddings "
+            "rotate pairs of dimensions; set model.head_dim to an even number"
         )
 
 
@@ -222,7 +228,10 @@ def _adapter(adapter: AdapterConfig, model: ModelConfig) -> Iterator[str]:
     """Yields an error message for each problem of the section `adapter` and `model.param_dtype`."""
     if adapter.rank is None:
         if adapter.path is not None:
-            yield "adapter.path is a folder, but adapter.rank is null; set it to the adapters' rank"
+            yield (
+                "adapter.path is set, but adapter.rank is null; set adapter.rank to the rank of "
+                "these adapters"
+            )
         if model.param_dtype == "bfloat16":
             yield (
                 "model.param_dtype=bfloat16: trained weights would lose most of their updates to "
@@ -241,14 +250,23 @@ def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterato
     trained = [name for _, name in mixture(data.train)]
     weights = [weight for weight, _ in mixture(data.train)]
     if not trained or not all(0 < weight < math.inf for weight in weights):
-        yield f"data.train: found {written(data.train)}; use sets with weights above 0"
+        yield (
+            f"data.train={written(data.train)} is empty, or contains a set whose weight is not a "
+            "finite number above 0; use one or more sets with weights above 0"
+        )
     if "ledger" in trained and data.train != "ledger":
-        yield "data.train: the ledger has its own tokens and can't be mixed; use only ledger"
+        yield (
+            "data.train: the ledger task has its own tokenizer and can't be mixed with other "
+            "sets; use ledger alone"
+        )
     named = [("data.train", spec) for spec in trained] + [("data.eval", s) for s in data.eval]
     for key, spec in named:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
-            yield f"{key}: found {spec!r}; use ledger, which is generated and has no path"
+            yield (
+                f"{key}: found {spec!r}, but the problems of the ledger task are generated and "
+                "not read from a file; use ledger without a path"
+            )
         # The ledger is generated rather than read, and the name of a Python file is already a path.
         needs_no_path = name == "ledger" or name.endswith(".py")
         if spec.strip() and not (needs_no_path or (name.strip() and path.strip())):
@@ -256,7 +274,10 @@ def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterato
     for kind, sets in {"question": named, "answer": named, "trace": named[: len(trained)]}.items():
         column = getattr(data, f"{kind}_column")
         if column is not None and not any(s.partition(":")[0] in TABLES for _, s in sets):
-            yield f"data.{kind}_column={written(column)}: no set is a table; leave the key out"
+            yield (
+                f"data.{kind}_column={written(column)} has no effect, because no set is a table "
+                f"({', '.join(TABLES)}); leave the key out"
+            )
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
         yield f"data.eval contains {repeated[0]!r} twice; list every set once"
@@ -271,7 +292,10 @@ def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterato
     setting_of = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
     if vocab and (model.path or model.tokenizer):
         key = "model.path" if model.path else "model.tokenizer"
-        yield f"{key}: {setting_of[vocab]} has its own small model and tokenizer; set it to null"
+        yield (
+            f"{key}: {setting_of[vocab]} has its own small model and tokenizer, so no other model "
+            "can be used; set it to null"
+        )
     if not vocab and not (model.path or model.tokenizer):
         yield (
             f"model.path is null, but data.train={written(data.train)} needs a tokenizer; set it "
@@ -307,10 +331,14 @@ def _groups(data: DataConfig, conditioning: ConditioningConfig, vocab: str | Non
             "data.groups=solve_rate, or data.labels=null"
         )
     if procedural and data.prompt_format != "auto":
-        yield f"data.prompt_format={data.prompt_format}: the ledger has its own format; use auto"
+        yield (
+            f"data.prompt_format={data.prompt_format}: the ledger task has its own prompt format; "
+            "set data.prompt_format=auto"
+        )
     if vocab and conditioning.prompt_text != ConditioningConfig().prompt_text:
         yield (
-            "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out"
+            "conditioning.prompt_text has no effect, because this data set has special tokens "
+            "for the budget; leave the key out"
         )
 
 
@@ -342,11 +370,14 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
             "data.prompt_format=think_answer"
         )
     if procedural and warmup.styles:
-        yield "warmup.styles: the ledger defines its styles itself; leave this key out"
+        yield (
+            "warmup.styles has no effect on the ledger task, whose trace styles are fixed; leave "
+            "this key out"
+        )
     if not procedural and warmup.style is not None:
         yield (
-            f"warmup.style={warmup.style} ends the ledger's warm-up, but data.train is "
-            f"{written(data.train)}; set warmup.style=null"
+            f"warmup.style={warmup.style} determines when the warm-up of the ledger task ends, "
+            f"but data.train is {written(data.train)}; set warmup.style=null"
         )
     if warmup.dir is not None and not warmup.steps:
         yield (
@@ -368,7 +399,10 @@ def _warmup(warmup: WarmupConfig, data: DataConfig) -> Iterator[str]:
         )
     band = warmup.style_accuracy
     if len(band) != 2 or band[0] >= band[1]:
-        yield f"warmup.style_accuracy: found {written(band)}; use [low, high]"
+        yield (
+            f"warmup.style_accuracy={written(band)} is not an interval; use [low, high] with low "
+            "below high"
+        )
 
 
 def problems(config: Config, also: Finder | None = None) -> Iterator[str]:

@@ -59,7 +59,7 @@ def data_set(text: str) -> str:
     """
     if not text:
         raise argparse.ArgumentTypeError(
-            "found an empty value; use the name of a set, or leave the option out"
+            "the value is empty; use the name of a data set, or leave the option out"
         )
     try:
         return set_name(text)
@@ -100,11 +100,19 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
         the selected kind of policy.
     """
     if (arguments.run is None) == (arguments.model is None):
-        raise UserError("command line: no policy; pass --run DIR or --model HFDIR")
+        raise UserError(
+            "command line: exactly one policy is required; pass either --run DIR or --model HFDIR"
+        )
     if arguments.model is not None and arguments.step is not None:
-        raise UserError("--step: only a run has checkpoints of several steps; leave the option out")
+        raise UserError(
+            "--step can't be used with --model, because only a run has checkpoints of several "
+            "steps; leave the option out"
+        )
     if arguments.run is not None and arguments.download:
-        raise UserError("--download: a run contains its weights; leave the option out")
+        raise UserError(
+            "--download can't be used with --run, because a run contains its weights; leave the "
+            "option out"
+        )
 
 
 def whole_number(text: str, *, most: int) -> int | None:

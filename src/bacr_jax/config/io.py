@@ -137,15 +137,15 @@ def override_texts(overrides: Overrides) -> list[str]:
     for name, value in overrides.items():
         if isinstance(value, Path):
             value = str(value)
-        # A scalar of NumPy or JAX.
+        # Convert a scalar array of NumPy or JAX to a Python number.
         if getattr(value, "shape", None) == ():
             value = value.item()
         try:
             texts.append(f"{name}={value_text(value)}")
         except yaml.representer.RepresenterError:
             raise UserError(
-                f"overrides: {name}: found a {type(value).__name__}; use a number, a string, a "
-                "list, a dict, True, False or None"
+                f"overrides: the value of {name} has the type {type(value).__name__}; use a "
+                "number, a string, a list, a dict, True, False or None"
             ) from None
     return texts
 

@@ -75,12 +75,12 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
     where = f"{entry.where}: {name}"
     if keys[name].is_section:
         inside = [dotted for dotted in keys if dotted.rpartition(".")[0] == name]
-        problem = f"found {entry.text}, but it is a section"
+        problem = f"found {entry.text}, but this is a section and not a key"
         raise refusal(where, problem, f"one of {', '.join(inside)}")
     typed = entry.raw if entry.lenient else None
     if typed == "" and {str, type(None)} <= {*alternatives(keys[name].hint)}:
         # The shell removes quotes, so `key=''` arrives as `key=`, which could also mean null.
-        raise refusal(where, "found nothing", f"null, or \"{name}=''\" for an empty text")
+        raise refusal(where, "the value is empty", f"null, or \"{name}=''\" for an empty text")
     return read_value(keys[name].hint, entry.value, where, found=entry.text, text=typed)
 
 
@@ -123,5 +123,5 @@ def read_dataclass(
     for name, f in fields.items():
         needed = f.default is unset and f.default_factory is unset
         if needed and name not in values:
-            raise refusal(where, f"has no {name}", f"{name}: ...")
+            raise refusal(where, f"the required key {name} is missing", f"{name}: ...")
     return cls(**values, **preset_fields)

@@ -73,8 +73,9 @@ def _quoted(path: Path) -> str:
     text = str(path.absolute())
     if _UNQUOTABLE.search(text):
         raise UserError(
-            f"output.dir={ascii(str(path.parent))[1:-1]}: reproducible=true passes this path to "
-            "XLA, which can't read quotes or backslashes; use another folder"
+            f"output.dir={ascii(str(path.parent))[1:-1]}: with reproducible=true, this path is "
+            "passed to XLA, which does not support quotes or backslashes in it; use another "
+            "folder"
         )
     return f'"{text}"' if re.search(r"\s", text) else text
 
@@ -102,18 +103,20 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
     flags = environment.get(VARIABLE, "").strip()
     if flags and not flags.startswith("-"):
         raise UserError(
-            f"{VARIABLE}: found the name of a file, {flags!r}, to which reproducible=true can't "
-            "add flags; set the variable to the flags themselves"
+            f"{VARIABLE}: {flags!r} is the name of a file with flags, to which reproducible=true "
+            "can't add flags; set the variable to the flags themselves"
         )
     try:
         current = _parse_flags(flags)
     except ValueError as error:
-        raise UserError(f"{VARIABLE}: found {flags!r} ({error}); close every quote") from None
+        raise UserError(
+            f"{VARIABLE}: the flags {flags!r} can't be parsed ({error}); close every quote"
+        ) from None
     for name in FIXED_ORDER:
         if current.get(name, "true").lower() not in _TRUE:
             raise UserError(
-                f"{VARIABLE}: found --{name}={current[name]}, but reproducible=true needs true; "
-                "remove the flag, or set reproducible=false"
+                f"{VARIABLE} contains --{name}={current[name]}, but reproducible=true needs the "
+                "value true; remove the flag, or set reproducible=false"
             )
     wanted = {name: "true" for name in FIXED_ORDER if name not in current}
     if DUMP not in current and LOAD not in current:

@@ -177,7 +177,9 @@ class MethodSettings:
         def __getattr__(self, name: str) -> NoReturn:
             """Raises AttributeError, with the names of the sections, for any other name."""
             names = ", ".join(field.name for field in fields(self))
-            raise AttributeError(f"a method has no setting {name!r}; read one of {names}")
+            raise AttributeError(
+                f"{name!r} is not one of the settings that a method can read; use one of {names}"
+            )
 
 
 @dataclass(frozen=True)

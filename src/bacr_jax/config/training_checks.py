@@ -37,28 +37,28 @@ def batch_problems(
         rows = rollout.questions // train.minibatches * rollout.group_size
         if rows > train.micro_batch_rows and rows % train.micro_batch_rows:
             yield (
-                f"train.micro_batch_rows={train.micro_batch_rows} does not divide the {rows} rows "
-                "of an update (rollout.questions x rollout.group_size / train.minibatches); set "
-                f"it to {math.gcd(rows, train.micro_batch_rows)}"
+                f"train.micro_batch_rows={train.micro_batch_rows} does not divide the {rows} "
+                "traces of an update (rollout.questions x rollout.group_size / "
+                f"train.minibatches); set it to {math.gcd(rows, train.micro_batch_rows)}"
             )
     if train.micro_batch_rows is not None and train.micro_batch_tokens is not None:
         yield (
-            f"train.micro_batch_tokens={train.micro_batch_tokens}: "
-            f"train.micro_batch_rows={train.micro_batch_rows} splits the update too; set one of "
-            "them to null"
+            f"train.micro_batch_tokens={train.micro_batch_tokens} and "
+            f"train.micro_batch_rows={train.micro_batch_rows} both set the size of a micro-batch; "
+            "set one of them to null"
         )
     # Assumes a prompt of one token, because the questions have not been read yet.
     shortest = 1 + budget.max + budget.grace + rollout.answer_tokens
     if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
         yield (
-            f"train.micro_batch_tokens={train.micro_batch_tokens}: a row with "
-            f"budget.max={budget.max} and rollout.answer_tokens={rollout.answer_tokens} "
-            f"may have {shortest} tokens and more; set a larger number, or null"
+            f"train.micro_batch_tokens={train.micro_batch_tokens}: with budget.max={budget.max} "
+            f"and rollout.answer_tokens={rollout.answer_tokens}, a single trace may have "
+            f"{shortest} tokens or more; set a larger number, or null"
         )
     if train.padding_free and train.micro_batch_tokens is None:
         yield (
-            "train.padding_free=true needs the number of tokens of a micro-batch; set "
-            "train.micro_batch_tokens=2048 and train.micro_batch_rows=null"
+            "train.padding_free=true needs micro-batches that are limited by their number of "
+            "tokens; set train.micro_batch_tokens=2048 and train.micro_batch_rows=null"
         )
 
 
@@ -71,10 +71,16 @@ def rollout_problems(rollout: RolloutConfig, loss: LossConfig, train: TrainConfi
 def _servers(rollout: RolloutConfig) -> Iterator[str]:
     """Yields an error message if the vLLM servers do not match `rollout.engine`."""
     if rollout.engine == "vllm" and not rollout.urls:
-        yield "rollout.urls=[]: rollout.engine=vllm needs servers; set it to [http://HOST:PORT]"
+        yield (
+            "rollout.engine=vllm needs the addresses of vLLM servers, but rollout.urls is empty; "
+            "set rollout.urls=[http://HOST:PORT]"
+        )
     wrong = [url for url in rollout.urls if not is_address(url)]
     if wrong:
-        yield f"rollout.urls: found {shown(wrong[0])}; use addresses such as http://HOST:PORT"
+        yield (
+            f"rollout.urls: {shown(wrong[0])} is not the address of a server; use addresses such "
+            "as http://HOST:PORT"
+        )
     if rollout.engine == "jax" and rollout.urls:
         yield (
             f"rollout.urls={list(rollout.urls)} has no effect without rollout.engine=vllm; set "
@@ -90,20 +96,21 @@ def _ahead(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iter
         bound = getattr(train, name)
         if bound is not None:
             yield (
-                f"train.{name}={written(bound)}: with rollout.async_steps=1 the next batch is "
-                "sampled before the update that it would undo; set it to null, or "
+                f"train.{name}={written(bound)}: with rollout.async_steps=1, the next batch is "
+                "already sampled when an update would be undone; set it to null, or set "
                 "rollout.async_steps=0"
             )
     if rollout.engine == "jax":
         yield (
-            "rollout.async_steps=1: the learner and this package's decoder take turns on the same "
-            "devices; set rollout.engine=vllm, or rollout.async_steps=0"
+            "rollout.async_steps=1 samples during the update, but the built-in decoder and the "
+            "learner share the same devices; set rollout.engine=vllm, or rollout.async_steps=0"
         )
     corrections = (loss.importance_cap, loss.sequence_cap, loss.sequence_mask)
     if all(value is None for value in corrections):
         yield (
-            "rollout.async_steps=1: the previous policy samples the traces, and nothing corrects "
-            "for that; set loss.importance_cap=2, or loss.sequence_mask=0.01"
+            "rollout.async_steps=1: the traces are sampled by the previous policy, but no "
+            "correction for this difference is set; set loss.importance_cap=2, or "
+            "loss.sequence_mask=0.01"
         )
 
 
@@ -113,16 +120,16 @@ def loss_problems(
     """Yields an error message for each conflict between settings of the loss."""
     if optimizer.single_rate and value.inner_steps:
         yield (
-            f"value.inner_steps={value.inner_steps}: these steps update only the head, but "
-            "optimizer.single_rate=true has one joint step for all parameters; set "
+            f"value.inner_steps={value.inner_steps}: these steps train only the value head, but "
+            "with optimizer.single_rate=true each step updates all parameters; set "
             "value.inner_steps=0"
         )
     ratio_is_bounded = loss.importance_cap is not None or loss.dual_clip is not None
     if loss.old_logprobs == "sampler" and not ratio_is_bounded:
         yield (
-            "loss.old_logprobs=sampler: sampler and learner differ, and nothing bounds the ratio "
-            "of a token with a negative advantage; set loss.importance_cap=2, or "
-            "loss.old_logprobs=learner"
+            "loss.old_logprobs=sampler: the log-probabilities of sampler and learner differ, and "
+            "nothing bounds the ratio of a token with a negative advantage; set "
+            "loss.importance_cap=2, or loss.old_logprobs=learner"
         )
     yield from _sequence_cap(loss)
     if distill.teacher is not None and distill.coef == 0.0:
@@ -134,14 +141,15 @@ def loss_problems(
         return
     if loss.aggregate != "seq_mean_token_mean":
         yield (
-            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row has "
-            "the row's full loss, so that the sum would grow with the square of the length; set "
-            "loss.aggregate=seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
+            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence, every token of a trace "
+            "has the loss of the whole trace, so their sum would grow with the square of the "
+            "length; set loss.aggregate=seq_mean_token_mean (each trace once, Eq. 15), or "
+            "loss.ratio=token"
         )
     if loss.importance_cap is not None:
         yield (
-            f"loss.importance_cap={written(loss.importance_cap)} weighs tokens, but "
-            "loss.ratio=sequence has one weight per row; set loss.importance_cap=null, or "
+            f"loss.importance_cap={written(loss.importance_cap)} limits a weight per token, but "
+            "loss.ratio=sequence has one weight per trace; set loss.importance_cap=null, or "
             "loss.ratio=token"
         )
 
@@ -153,8 +161,8 @@ def _sequence_cap(loss: LossConfig) -> Iterator[str]:
     key = f"loss.sequence_cap={written(loss.sequence_cap)}"
     if loss.importance_cap is not None:
         yield (
-            f"{key} weighs traces, but loss.importance_cap={written(loss.importance_cap)} weighs "
-            "their tokens too, so that a token would be weighted twice; set one of them to null"
+            f"{key} and loss.importance_cap={written(loss.importance_cap)} would both weight a "
+            "token by the ratio of learner and sampler; set one of them to null"
         )
     if loss.old_logprobs == "sampler":
         yield (
@@ -177,14 +185,15 @@ def selection_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str
     if select == HOLDOUT:
         if evaluation.every is not None and not evaluation.holdout:
             yield (
-                f"eval.holdout=0 leaves eval.select={HOLDOUT} no question to select on; set it to "
-                "1 or more, or set eval.select to a set of data.eval"
+                f"eval.holdout=0 holds out no questions, but eval.select={HOLDOUT} selects the "
+                "best checkpoint by them; set eval.holdout to 1 or more, or set eval.select to a "
+                "set of data.eval"
             )
     elif len(matches) != 1:
         count = "none" if not matches else "several"
         yield (
-            f"eval.select: found {select!r}, which names {count} of data.eval; use {HOLDOUT}"
-            + "".join(f" or {spec}" for spec in data.eval)
+            f"eval.select: {select!r} is the name of {count} of the sets in data.eval, but must "
+            f"be the name of one; use {HOLDOUT}" + "".join(f" or {spec}" for spec in data.eval)
         )
 
 
@@ -197,8 +206,8 @@ def samples_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[str]:
         name = spec.partition(":")[0]
         if spec not in samples and name not in samples:
             yield (
-                f"eval.samples={written(samples)} has no number for {spec}, a set of data.eval; "
-                f"add {name}: 4, or use one number for all sets"
+                f"eval.samples={written(samples)} contains no number for {spec}, a set of "
+                f"data.eval; add {name}: 4, or use one number for all sets"
             )
 
 

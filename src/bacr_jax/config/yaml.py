@@ -203,7 +203,10 @@ def parse_override(override: str) -> Parsed:
     """Parses a command-line override of the form `a.b=value`, with the value in YAML."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
-        raise UserError(f"command line: found {shown(override)}; use key=value, such as seed=1")
+        raise UserError(
+            f"command line: {shown(override)} is not an override of a config key; use key=value, "
+            "such as seed=1"
+        )
     return _document(value, "command line", f"{key.strip()}.")
 
 
@@ -235,7 +238,7 @@ def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
     # PyYAML does not wrap the exceptions of its conversions. They occur for a tag that does not
     # match the text (`!!int x`), an invalid date, or a number with thousands of digits.
     except Exception:
-        line = f"{where}{name}: this is not a YAML value; put it in quotes, or use another value"
+        line = f"{where}{name}: the value is not valid YAML; put it in quotes, or use another value"
         raise UserError(line) from None
 
 
@@ -302,7 +305,7 @@ def _under(
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
             if not name:
                 bad_key = "an empty key" if name == "" else "a list or mapping as a key"
-                raise UserError(f"{where}: found {bad_key}; use a name")
+                raise UserError(f"{where}: found {bad_key}; use the name of a config key")
             dotted = f"{key}.{name}" if key else name
             if dotted in first_lines:
                 first = _location(parsed, first_lines[dotted]).rpartition(", ")[2]

@@ -37,7 +37,9 @@ def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
         stratum = jnp.argsort(jax.random.uniform(order_key, shape), axis=-1)
         below_one = 1.0 - jnp.finfo(jnp.float32).epsneg
         return jnp.minimum((stratum + jitter) / rollouts, below_one)
-    raise ValueError(f"assign: found {assign!r}; use independent, shared or stratified")
+    raise ValueError(
+        f"budgets must be assigned independent, shared or stratified, but `assign` is {assign!r}"
+    )
 
 
 @static_arguments("num_rollouts", "assign")

@@ -59,12 +59,12 @@ def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> Curri
     locations = xp.asarray(mu0, np.float32)
     if locations.ndim == 1 and locations.shape[0] != num_groups:
         raise ValueError(
-            f"mu0: found {locations.shape[0]} values for {num_groups} difficulty groups; use one "
-            "number, or one per group"
+            f"`mu0` has {locations.shape[0]} values, but there are {num_groups} difficulty "
+            "groups; use one number, or one per group"
         )
     # Skip the check under a JAX transformation, because the values of a tracer are not available.
     if not traced and not (locations > 0.0).all():
-        raise ValueError(f"mu0: found {mu0}; use positive numbers of tokens")
+        raise ValueError(f"`mu0` must contain positive numbers of tokens, but is {mu0}")
 
     # The arrays are created by NumPy on the host, because a JAX function would compile a program
     # for each array. Each field has a separate buffer, so that all of them can be donated.
@@ -213,7 +213,9 @@ def update_pass_rates(
         measured_rate = state.correct / jnp.maximum(state.seen, 1.0)
         rate = jnp.where(state.seen > 0.0, measured_rate, state.pass_rate)
     else:
-        raise ValueError(f"source: found {source!r}; use ema or epoch")
+        raise ValueError(
+            f"the source of pass rates must be ema or epoch, but `source` is {source!r}"
+        )
     return dataclasses.replace(
         state,
         pass_rate=rate,

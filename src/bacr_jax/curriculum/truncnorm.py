@@ -68,7 +68,8 @@ def _tail_distance(u: Array, rest: Array, edge: Array, width: Array) -> Array:
       width: width of the interval, in standard deviations.
     """
     log_end = _log_survival_ratio(width, edge)
-    # Both are log(1 - u (1 - exp(log_end))), each accurate on one half of [0, 1].
+    # Both expressions equal log(1 - u (1 - exp(log_end))). The first is accurate for small u, and
+    # the second for large u.
     target_of_small_u = jnp.log1p(u * jnp.expm1(log_end))
     survival = rest + u * jnp.exp(log_end)
     target_of_large_u = jnp.log(jnp.maximum(survival, jnp.finfo(jnp.float32).tiny))

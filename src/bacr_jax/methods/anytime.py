@@ -74,7 +74,7 @@ def brpo_prior(
         return jnp.full_like(budgets, 1.0 / budgets.shape[0])
     if kind == "linear":
         return budgets / jnp.sum(budgets)
-    raise ValueError(f"prior: found {kind!r}; use base, uniform or linear")
+    raise ValueError(f"the budget prior must be base, uniform or linear, but `prior` is {kind!r}")
 
 
 def brpo_advantage(
@@ -126,7 +126,7 @@ def brpo_advantage(
         return returns - v2
     if mode == "none":
         return returns
-    raise ValueError(f"mode: found {mode!r}; use brpo, v1, v2 or none")
+    raise ValueError(f"the baseline must be brpo, v1, v2 or none, but `mode` is {mode!r}")
 
 
 def _earlier_outcomes(r: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:

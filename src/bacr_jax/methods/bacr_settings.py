@@ -67,9 +67,9 @@ def problems(config: MethodSettings) -> Iterator[str]:
     yield from _steep_weights(config)
     if config.loss.ratio == "sequence" and advantage.credit != "trajectory":
         yield (
-            f"advantage.credit={advantage.credit}: loss.ratio=sequence weighs a response as a "
-            "whole and would add up the credit of its segments; set advantage.credit=trajectory, "
-            "or loss.ratio=token"
+            f"advantage.credit={advantage.credit} assigns a separate advantage to each segment, "
+            "but loss.ratio=sequence has one ratio for the whole response, so the advantages "
+            "would be added up; set advantage.credit=trajectory, or loss.ratio=token"
         )
     yield from _score_weighting_problems(config)
     yield from _optimal_token_problems(config)
@@ -79,25 +79,26 @@ def _score_weighting_problems(config: MethodSettings) -> Iterator[str]:
     advantage = config.advantage
     if advantage.score_weighted and advantage.credit not in ("to_go", "answer_literal"):
         yield (
-            "advantage.score_weighted=true needs credit that starts at the segment, found "
-            f"advantage.credit={advantage.credit}; set advantage.credit=to_go"
+            "advantage.score_weighted=true needs advantages that sum the rewards after each "
+            f"segment, but advantage.credit is {advantage.credit}; set advantage.credit=to_go"
         )
     if advantage.score_weighted and advantage.normalise == "group":
         yield (
-            "advantage.score_weighted=true needs one scale for all questions, but "
-            "advantage.normalise=group gives each question its own; set "
+            "advantage.score_weighted=true needs the same scale for all questions, but "
+            "advantage.normalise=group scales each question separately; set "
             "advantage.normalise=batch_rms"
         )
     if advantage.same_shift_for_batch and not advantage.score_weighted:
         yield (
             "advantage.same_shift_for_batch=true has no effect without "
-            "advantage.score_weighted=true"
+            "advantage.score_weighted=true; set both, or neither"
         )
     has_running_moments = advantage.score_weighted or advantage.baseline == "constant"
     if advantage.score_by_budget and not has_running_moments:
         yield (
             "advantage.score_by_budget=true has no effect without advantage.score_weighted=true "
-            "or advantage.baseline=constant"
+            "or advantage.baseline=constant; set one of them, or set "
+            "advantage.score_by_budget=false"
         )
 
 
@@ -107,13 +108,14 @@ def _optimal_token_problems(config: MethodSettings) -> Iterator[str]:
         return
     if advantage.score_weighted:
         yield (
-            "advantage.score_weighted=true: advantage.baseline=optimal_token already has one "
-            "number per token; set advantage.score_weighted=false"
+            "advantage.score_weighted=true can't be combined with "
+            "advantage.baseline=optimal_token, which already computes a baseline per token; set "
+            "advantage.score_weighted=false"
         )
     if advantage.credit not in ("to_go", "answer_literal"):
         yield (
-            f"advantage.credit={advantage.credit}: advantage.baseline=optimal_token weighs what "
-            "comes after each token; set advantage.credit=to_go"
+            f"advantage.credit={advantage.credit}: advantage.baseline=optimal_token needs "
+            "advantages that sum the rewards after each token; set advantage.credit=to_go"
         )
 
 
@@ -128,9 +130,9 @@ def advice(config: MethodSettings) -> Iterator[str]:
     else:
         return
     yield (
-        "advantage.score_weighted=true: advantages are not 0 on average, and with "
-        f"{key}={written(given_by(config, key))} sampler and learner differ, which then biases "
-        "the gradient; set loss.importance_cap=2"
+        "advantage.score_weighted=true: the mean of the advantages is not 0, and with "
+        f"{key}={written(given_by(config, key))} the probabilities of sampler and learner differ, "
+        "which together bias the gradient; set loss.importance_cap=2"
     )
 
 
@@ -156,8 +158,8 @@ def _steep_weights(config: MethodSettings) -> Iterator[str]:
     largest = math.floor(1e3 * weights[j] / (weights[j + 1] - weights[j])) / 1e3
     yield (
         f"cuts.weights={written(cuts.weights)}: with "
-        f"reward.coefficient={written(reward.coefficient)} a right answer at cut {j + 1} would "
-        f"reduce the reward, because a wrong answer there increases the reward of progress at cut "
-        f"{j + 2}; set reward.coefficient to at most {largest:g}, reward.dense=false, or flatter "
-        "weights such as [.12, .12, .16, .6]"
+        f"reward.coefficient={written(reward.coefficient)}, a right answer at truncation point "
+        f"{j + 1} would reduce the total reward, because a wrong answer there increases the "
+        f"progress reward at truncation point {j + 2}; set reward.coefficient to at most "
+        f"{largest:g}, reward.dense=false, or flatter weights such as [.12, .12, .16, .6]"
     )

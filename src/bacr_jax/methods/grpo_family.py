@@ -78,7 +78,8 @@ def needs_a_group(config: MethodSettings, what: str) -> Iterator[str]:
     """
     if config.rollout.group_size == 1:
         yield (
-            f"rollout.group_size=1: {what} compares the rollouts of a question; set it to 2 or more"
+            f"rollout.group_size=1: {what} compares several traces of the same question; set it "
+            "to 2 or more"
         )
 
 
@@ -97,8 +98,8 @@ def budget_input_problems(config: MethodSettings) -> Iterator[str]:
     if config.conditioning.in_prompt:
         yield (
             f"conditioning.budget_input={config.conditioning.budget_input}: "
-            f"method={config.method} trains at one budget, which is not in its prompt; set "
-            "conditioning.budget_input=none, or method=bacr"
+            f"method={config.method} trains at a single budget, which its prompts do not contain; "
+            "set conditioning.budget_input=none, or method=bacr"
         )
 
 

@@ -80,7 +80,7 @@ def length_reward(
         reward_if_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, penalty))
         reward_if_wrong = jnp.maximum(-1.0, penalty)
     else:
-        raise ValueError(f"kind of the length reward: found {kind!r}; use cosine or linear")
+        raise ValueError(f"the length reward must be cosine or linear, but `kind` is {kind!r}")
     reward = jnp.where(right, reward_if_right, reward_if_wrong)
     return jnp.where(history == NO_HISTORY, 0.0, reward)
 

@@ -78,7 +78,7 @@ def problems(config: MethodSettings) -> Iterator[str]:
     if config.conditioning.budget_input != "prompt":
         yield (
             f"conditioning.budget_input={config.conditioning.budget_input}: "
-            f"method={config.method} reads its budget only in the prompt; set "
+            f"method={config.method} needs the budget in the prompt; set "
             "conditioning.budget_input=prompt"
         )
 

@@ -37,9 +37,9 @@ def redefinitions(config: MethodSettings, published: Mapping[str, Published]) ->
         if not setting.defining or value == setting.value:
             continue
         lines.append(
-            f"{key}={written(value)}: method={config.method} is defined with "
-            f"{written(setting.value)}; set {key}={written(setting.value)}, as "
-            f"configs/methods/{config.method}.yaml does"
+            f"{key}={written(value)}: the definition of method={config.method} requires "
+            f"{written(setting.value)}; set {key}={written(setting.value)}, as in "
+            f"configs/methods/{config.method}.yaml"
         )
     return lines
 

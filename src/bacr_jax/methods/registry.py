@@ -51,9 +51,9 @@ def load_method(config: MethodSettings) -> Method:
         raise UserError(problem)
     if method.conditioned and not method.truncates_at_budget:
         raise UserError(
-            f"method={config.method}: found conditioned=True with truncates_at_budget=False, but "
-            "an embedding needs traces that are truncated at their budget; return "
-            "conditioned=False from make(config), and set conditioning.budget_input=prompt"
+            f"method={config.method}: make(config) returned conditioned=True with "
+            "truncates_at_budget=False, but a budget embedding needs traces that are truncated "
+            "at their budget; return conditioned=False, and set conditioning.budget_input=prompt"
         )
     if config.budget.shuffle_input:
         _check_shuffled_input(config, method)
@@ -135,8 +135,9 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """
     if config.reward.normalize_each and config.method != "grpo":
         yield (
-            f"reward.normalize_each=true: method={config.method} does not divide rewards by their "
-            "deviation in the group; set method=grpo, or reward.normalize_each=false"
+            f"reward.normalize_each=true: method={config.method} does not divide rewards by the "
+            "standard deviation of their group, so the rewards can't be normalized one by one; "
+            "set method=grpo, or reward.normalize_each=false"
         )
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
@@ -153,9 +154,9 @@ def problems(config: MethodSettings) -> Iterator[str]:
     yield from _teacher_problems(config, method)
     if method.pays_by_verdicts and config.reward_shares:
         yield (
-            f"reward.weights: method={config.method} rewards an answer for being right, which "
-            "can't be read from a mixture of rewards; set it to {}, or use another method such as "
-            "grpo"
+            f"reward.weights: method={config.method} needs to know whether an answer is right, "
+            "which a weighted sum of rewards does not show; set reward.weights={}, or use "
+            "another method such as grpo"
         )
 
 
@@ -163,8 +164,9 @@ def _ahead_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     """Yields an error message if dynamic sampling is combined with asynchronous rollouts."""
     if config.rollout.async_steps and method.dynamic_sampling is not None:
         yield (
-            f"rollout.async_steps=1: {method.name} decides after grading whether to sample more "
-            "questions; set dapo.dynamic_sampling=false, or rollout.async_steps=0"
+            f"rollout.async_steps=1: {method.name} decides only after grading whether to sample "
+            "more questions, so the next batch can't be sampled in advance; set "
+            "dapo.dynamic_sampling=false, or rollout.async_steps=0"
         )
 
 
@@ -173,8 +175,8 @@ def _stage_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     if config.budget.stages and not method.truncates_at_budget:
         yield (
             f"budget.stages={written(config.budget.stages)}: method={config.method} truncates "
-            "traces at budget.max, not at their budgets; set it to [], or use another method such "
-            "as grpo"
+            "traces at budget.max and not at their budgets, so stages have no effect; set "
+            "budget.stages=[], or use another method such as grpo"
         )
 
 
@@ -189,9 +191,10 @@ def _teacher_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     budget_input = config.conditioning.budget_input
     if not method.conditioned or budget_input != "embedding":
         yield (
-            f"distill.coef={written(distill.coef)}: the teacher is the policy itself with the "
-            f"largest budget as its embedding, but the policy gets its budget by {budget_input} "
-            f"(method={config.method}); set distill.teacher=FOLDER, or "
+            f"distill.coef={written(distill.coef)}: with distill.teacher=null, the teacher is the "
+            "policy itself with the embedding of the largest budget, but this policy has no "
+            f"budget embedding (conditioning.budget_input={budget_input}, "
+            f"method={config.method}); set distill.teacher=FOLDER, or "
             "conditioning.budget_input=embedding with method=bacr"
         )
 
@@ -207,7 +210,8 @@ def make_method(config: MethodSettings) -> Method:
     make = getattr(_module(name), "make", None)
     if not callable(make):
         raise UserError(
-            f"method: {name!r} has no function make(config); define one that returns a Method"
+            f"method: {name!r} does not define the function make(config), which returns a Method; "
+            "add it"
         )
     is_built_in = name in built_in_methods()
     if is_built_in:
@@ -216,8 +220,8 @@ def make_method(config: MethodSettings) -> Method:
         method = guarded("method", name, "make(config)", lambda: make(config))
     if not isinstance(method, Method):
         raise UserError(
-            f"method: make(config) of {name!r} returned {type(method).__name__} instead of a "
-            "Method; return a Method"
+            f"method: make(config) of {name!r} returned an object of the type "
+            f"{type(method).__name__}; return a Method"
         )
     for problem in _ahead_problems(config, method):
         raise UserError(problem)
@@ -256,7 +260,7 @@ def _is_importable(name: str) -> bool:
 def _suggestion(name: str) -> str:
     """Returns a suggested replacement for an unknown method name."""
     if name in ("cot", "self_consistency"):
-        return "bacr evaluate, since it trains nothing"
+        return "bacr evaluate, because this method does not train"
     choices = built_in_methods()
     similar_names = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.4)
     if similar_names:

@@ -112,9 +112,9 @@ def exit_credit(
     is_distinct = _has_answer(source)
     num_exits = is_distinct.sum(-1, keepdims=True)
     credit = advantage / jnp.maximum(kept + answered, 1) / num_exits
-    # Exits at the same position share an answer. The advantage of their thinking is taken from the
-    # last of these exits, because the closing tag, which is sampled after the thinking, belongs to
-    # the last segment.
+    # An exit is a position at which the trace is truncated and answered. Exits at the same position
+    # share one answer. The tokens before them get the advantage of the last of these exits, because
+    # the closing tag, which is sampled after the thinking, belongs to the last segment.
     differs_from_next = source[..., 1:] != source[..., :-1]
     final_exit = jnp.ones_like(is_distinct[..., :1])
     is_last = jnp.concatenate([differs_from_next, final_exit], axis=-1)
@@ -128,7 +128,10 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     yield from budget_input_problems(config)
     if config.cuts.count == 1:
-        yield "cuts.count=1: method=s_grpo compares the exits of a trace; set it to 2 or more"
+        yield (
+            "cuts.count=1: method=s_grpo compares several exits (truncation points) of the same "
+            "trace; set it to 2 or more"
+        )
 
 
 def make(config: MethodSettings) -> Method:

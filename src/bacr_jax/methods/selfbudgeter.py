@@ -148,13 +148,17 @@ def problems(config: MethodSettings) -> Iterator[str]:
     for name in ("correct_range", "wrong_range"):
         limits = getattr(settings, name)
         if len(limits) != 2 or limits[0] > limits[1]:
-            yield f"selfbudgeter.{name}: found {written(limits)}; use [low, high]"
+            yield (
+                f"selfbudgeter.{name}={written(limits)} is not a range; use [low, high] with low "
+                "at most high"
+            )
             return
     smallest_penalty = settings.wrong_range[1] - settings.correct_range[0]
     if settings.correct_range[0] + settings.budget_penalty < settings.wrong_range[1]:
         yield (
             f"selfbudgeter.budget_penalty={written(settings.budget_penalty)}: a correct response "
-            f"could earn less than a wrong one; set it to at least {written(smallest_penalty)}"
+            "could get a lower reward than a wrong one; set it to at least "
+            f"{written(smallest_penalty)}"
         )
 
 

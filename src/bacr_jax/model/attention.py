@@ -197,8 +197,8 @@ def _cudnn_attention(
     """Computes causal self-attention with cuDNN's kernel (see `causal_attention`)."""
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise UserError(
-            f"model.attention: cudnn supports bfloat16 and float16, but found {q.dtype}; set "
-            "model.attention=xla or model.compute_dtype=bfloat16"
+            "model.attention=cudnn supports only bfloat16 and float16, but the model computes in "
+            f"{q.dtype}; set model.attention=xla or model.compute_dtype=bfloat16"
         )
     length = q.shape[1]
 

@@ -236,7 +236,7 @@ class Tree(NamedTuple):
         """Returns the answer (branch) of each packed token, or -1; None without packing."""
         if self.packing is None:
             return None
-        # Floor division maps -1 to -1.
+        # Unused entries are -1, and floor division keeps -1.
         return self.packing // self.branches.shape[2]
 
 

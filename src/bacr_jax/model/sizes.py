@@ -173,6 +173,6 @@ def preset(name: str) -> Qwen2Config:
     """
     if name not in PRESETS:
         raise UserError(
-            f"model.preset: there is no shape {name!r}; use one of {', '.join(PRESETS)}"
+            f"model.preset: {name!r} is not the name of a preset; use one of {', '.join(PRESETS)}"
         )
     return PRESETS[name]

@@ -105,8 +105,9 @@ def keep_programs(setting: str | None) -> CacheFolder:
         reason = getattr(error, "strerror", None) or str(error)
         path = getattr(error, "filename", None) or base or "in the home folder"
         line = (
-            f"WARNING, {key}: the folder can't be written ({path}: {reason}), so every start "
-            f"compiles again; use another folder, or output.compile_cache={OFF}"
+            f"WARNING, {key}: the folder of compiled programs can't be written ({path}: "
+            f"{reason}), so they are compiled again at every start; use another folder, or "
+            f"output.compile_cache={OFF}"
         )
         return CacheFolder(None, line, refused=True)
     delete_incomplete(folder)

@@ -26,7 +26,7 @@ _SLURM_STEP = (
 )
 # Set in the pods of an indexed Kubernetes Job.
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
-_SEPARATE_RUNS = f"or {COUNT}=1 if each is a run of its own"
+_SEPARATE_RUNS = f"or {COUNT}=1 if they are separate runs"
 # For each launcher: the variables with the number of processes and the index of this process, and
 # the value to write for the host of process 0.
 _LAUNCHERS = {
@@ -51,17 +51,17 @@ def refuse_incomplete(environment: Mapping[str, str]) -> None:
         if count > 1 and count != tasks:
             index = environment.get(index_variable, "?")
             raise UserError(
-                f"environment: found {count_variable}={count} {index_variable}={index} "
-                f"({launcher}) without {COUNT}, so that {count} processes would each train alone; "
-                f"set {COORDINATOR}={host}:1234 {COUNT}=${count_variable} "
+                f"environment: {launcher} started {count} processes ({count_variable}={count}, "
+                f"{index_variable}={index}), but {COUNT} is not set, so each would train "
+                f"separately; set {COORDINATOR}={host}:1234 {COUNT}=${count_variable} "
                 f"{INDEX}=${index_variable}, {_SEPARATE_RUNS}"
             )
     if _JOB_INDEX in environment and tasks <= 1:
         raise UserError(
-            f"environment: found {_JOB_INDEX}={environment[_JOB_INDEX]}, which Kubernetes sets in "
-            f"the pods of an indexed Job, but no {COUNT}; every pod would train alone; set "
-            f"{COORDINATOR}=POD_0:1234 {COUNT}=PODS {INDEX}=${_JOB_INDEX} as "
-            f"launch/kubernetes.yaml does, {_SEPARATE_RUNS}"
+            "environment: this is a pod of an indexed Kubernetes Job "
+            f"({_JOB_INDEX}={environment[_JOB_INDEX]}), but {COUNT} is not set, so each pod would "
+            f"train separately; set {COORDINATOR}=POD_0:1234 {COUNT}=PODS {INDEX}=${_JOB_INDEX} "
+            f"as in launch/kubernetes.yaml, {_SEPARATE_RUNS}"
         )
 
 
@@ -82,9 +82,10 @@ def _refuse_incomplete_slurm(environment: Mapping[str, str], tasks: int) -> None
         return
     if missing:
         raise UserError(
-            f"environment: found {evidence} (Slurm) without {', '.join(missing)}, so that this "
-            "task can't find the others; start it by srun with its whole environment "
-            f"(--export=ALL, in a container too), or set {COORDINATOR}, {COUNT} and {INDEX}"
+            f"environment: this is one of several Slurm tasks ({evidence}), but its environment "
+            f"lacks {', '.join(missing)}, so the tasks can't find each other; start the tasks by "
+            "srun with its whole environment (--export=ALL, also in a container), or set "
+            f"{COORDINATOR}, {COUNT} and {INDEX}"
         )
 
 
@@ -96,5 +97,7 @@ def _number(environment: Mapping[str, str], name: str, *, default: int = 1) -> i
     """
     text = environment.get(name, str(default))
     if not text.isdecimal():
-        raise UserError(f"environment: found {name}={text}; set it to a whole number, or unset it")
+        raise UserError(
+            f"environment: {name}={text} is not a whole number; correct or unset this variable"
+        )
     return int(text)

@@ -121,8 +121,9 @@ def resolve(
     model = f"{num_kv_heads} key/value heads, width {hidden_size}, MLP {intermediate_size}"
     if not fitting:
         raise UserError(
-            f"mesh: no layout of {num_devices} devices fits the model ({model}), whose width and "
-            "heads must divide by the shards; use another number of devices (CUDA_VISIBLE_DEVICES)"
+            f"mesh: the model ({model}) can't be split over {num_devices} devices, because the "
+            "number of shards must divide its width and heads; use another number of devices "
+            "(CUDA_VISIBLE_DEVICES)"
         )
     nearest = min(fitting, key=lambda layout: _distance(layout, requested))
     if math.prod(requested) != num_devices:
@@ -133,8 +134,8 @@ def resolve(
         )
     if num_kv_heads % config.tensor or intermediate_size % config.tensor:
         raise UserError(
-            f"mesh.tensor={config.tensor} does not divide the model's heads and MLP ({model}); "
-            f"set {_to_config(nearest)}"
+            f"mesh.tensor={config.tensor} does not divide the numbers of heads and of MLP units "
+            f"of the model ({model}); set {_to_config(nearest)}"
         )
     if hidden_size % fsdp:
         raise UserError(
@@ -147,8 +148,9 @@ def resolve(
     if decode_tensor not in sizes:
         nearest_size = min(sizes, key=lambda size: _distance([size], [decode_tensor]))
         raise UserError(
-            f"mesh.decode_tensor={decode_tensor} does not divide the heads and MLP ({model}) and "
-            f"mesh.fsdp x mesh.tensor={shards}; set it to {nearest_size}"
+            f"mesh.decode_tensor={decode_tensor} must divide the numbers of heads and of MLP "
+            f"units of the model ({model}), and mesh.fsdp x mesh.tensor={shards}; set it to "
+            f"{nearest_size}"
         )
     return MeshShape(*requested, decode_tensor)
 

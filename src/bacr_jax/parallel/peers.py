@@ -186,7 +186,7 @@ class Peers:
         if self._announced:
             return self._announced
         if _first_missing.is_set() and self._heartbeats[0].get("phase") != _DONE:
-            return self._line(0, "has closed its connection")
+            return self._line(0, "closed its connection")
         # Ages are measured at the last exchange. Process 0 hosts the store, so no exchange
         # succeeds without it.
         ages = {i: self._last_exchange - arrived for i, arrived in self._arrived.items()}
@@ -198,8 +198,10 @@ class Peers:
         phase_seconds = now - self._phase_start
         longest = self._longest.get(self._status["phase"])
         if longest is not None and phase_seconds > max(STUCK_SECONDS, STUCK_TIMES * longest):
-            durations = f"{phase_seconds:.0f} s, where {longest:.0f} s were the longest"
-            return self._line(self._index, f"has been in it for {durations}")
+            durations = (
+                f"{phase_seconds:.0f} s, more than its longest duration so far, {longest:.0f} s"
+            )
+            return self._line(self._index, f"has been in this phase for {durations}")
         return None
 
     def _line(self, process: int, problem: str) -> str:
@@ -209,7 +211,7 @@ class Peers:
         step = status.get("step", "?")
         phase = status.get("phase", "?")
         return (
-            f"process {process} on {host} was lost at step {step} ({phase}): it {problem}; once "
+            f"process {process} on {host} was lost at step {step} ({phase}): it {problem}; when "
             "its host works again, run the same command to continue from the last checkpoint"
         )
 

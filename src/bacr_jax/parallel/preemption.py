@@ -53,7 +53,10 @@ class PreemptionHandler:
             self._signal = number
             self._received_at = now
             name = signal.Signals(number).name
-            message = f"\n{name}: stopping in good order; a second signal leaves at once\n"
+            message = (
+                f"\n{name}: stopping after the current work is saved; send a second signal to "
+                "stop immediately\n"
+            )
             # Do not use print(), because the signal may have interrupted another
             # print().
             os.write(2, message.encode())

@@ -66,8 +66,9 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
     missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in variables]
     if missing:
         raise UserError(
-            f"environment: found {', '.join(variables)} without {', '.join(missing)}; set all "
-            "three (host:port of process 0, number of processes, number of this process), or none"
+            f"environment: found {', '.join(variables)}, but not {', '.join(missing)}; set all "
+            "three variables (host:port of process 0, number of processes, index of this "
+            "process), or none of them"
         )
     try:
         count = int(variables[COUNT])
@@ -78,8 +79,8 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
         index = 0
     if not 0 <= index < count or ":" not in variables[COORDINATOR]:
         raise UserError(
-            f"environment: found {COORDINATOR}={variables[COORDINATOR]} "
-            f"{COUNT}={variables[COUNT]} {INDEX}={variables[INDEX]}; set them to host:port, the "
+            f"environment: {COORDINATOR}={variables[COORDINATOR]} {COUNT}={variables[COUNT]} "
+            f"{INDEX}={variables[INDEX]} is not valid; set these variables to host:port, the "
             f"number of processes, and a number from 0 to {COUNT} - 1"
         )
     if count == 1:
@@ -109,7 +110,7 @@ def join() -> bool:
             jax.distributed.initialize(**_with_relay(arguments))
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                f"{COORDINATOR}: the processes of this run did not find each other "
+                f"{COORDINATOR}: the processes of this run could not connect to each other "
                 f"({reason_of(error)}); start all of them, and make sure that they can reach "
                 "process 0"
             ) from None
@@ -177,8 +178,8 @@ def check_platform() -> None:
             # Remove JAX's advice about its environment variables.
             reason = reason_of(error).partition(". (set JAX_")[0]
         raise UserError(
-            f"environment: JAX can't start JAX_PLATFORMS={platforms} ({reason}); unset it, or "
-            "install that platform"
+            f"environment: JAX can't use JAX_PLATFORMS={platforms} ({reason}); unset this "
+            "variable, or install the platform"
         ) from None
 
 

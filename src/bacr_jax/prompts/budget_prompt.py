@@ -105,7 +105,10 @@ class BudgetPrompts:
         """Returns the token ids after `opened` for one budget: its number and `closing`."""
         number = encode_text(self.tokenizer, str(budget))
         if len(number) > self.digits:
-            raise ValueError(f"budget {budget}: its number has over {self.digits} tokens")
+            raise ValueError(
+                f"budget {budget} is encoded as more than {self.digits} tokens, the number of "
+                "tokens of the largest budget"
+            )
         return np.concatenate([number, self.closing])
 
 
@@ -139,8 +142,9 @@ def make_budget_prompts(
     opening, number_mark, closing = tail.partition(_NUMBER)
     if not number_mark:
         raise UserError(
-            "tokenizer: its chat template removes the end of the user's message, which contains "
-            "the budget; set conditioning.budget_input=embedding"
+            "tokenizer: the chat template removes the end of the user's message, which contains "
+            "the budget; set conditioning.budget_input=embedding, which needs no budget in the "
+            "prompt"
         )
     end = encode_text(tokenizer, closing)
     digits = len(encode_text(tokenizer, str(largest)))
@@ -164,8 +168,8 @@ def make_budget_prompts(
         whole_ids = encode_text(tokenizer, f"{up_to_number}{budget}{closing}")
         if whole_ids.tolist() != np.concatenate(parts).tolist():
             raise UserError(
-                f"conditioning.prompt_text: the tokenizer joins the number {budget} with the text "
-                f"next to it in {words!r}; put spaces around {BUDGET}"
+                f"conditioning.prompt_text: in {words!r}, the tokenizer merges the number "
+                f"{budget} and the text next to it into one token; put spaces around {BUDGET}"
             )
     return BudgetPrompts(opened, end, digits, tokenizer), dropped
 

@@ -42,13 +42,13 @@ def template_of(tokenizer: Any) -> str:
         if "default" not in templates:
             names = ", ".join(shown(name, quote=False) for name in templates)
             raise UserError(
-                f"tokenizer: found several chat templates ({names}), but none with the name "
-                "default; name one of them default in its tokenizer_config.json"
+                f"tokenizer: it has several chat templates ({names}), but none with the name "
+                "`default`; give one of them this name in its tokenizer_config.json"
             )
         templates = templates["default"]
     if not isinstance(templates, str):
         raise UserError(
-            f"tokenizer: its chat template is {shown(templates)} instead of a text; use the "
+            f"tokenizer: the chat template is {shown(templates)} instead of a string; use the "
             "folder of an Instruct model"
         )
     return templates
@@ -64,11 +64,15 @@ def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
         where = f"data.template_variables.{shown(name, quote=False)}"
         if name == "enable_thinking":
             raise UserError(
-                f"{where}: the prompt format decides whether thinking follows; leave the variable "
-                "out, and set data.prompt_format=native for thinking, or boxed for none"
+                f"{where}: this variable switches thinking on or off, which the prompt format "
+                "already decides; leave the variable out, and set data.prompt_format=native for "
+                "thinking, or boxed for no thinking"
             )
         if name in _SET or name in inspect.signature(tokenizer.apply_chat_template).parameters:
-            raise UserError(f"{where}: bacr sets this variable for every prompt; leave it out")
+            raise UserError(
+                f"{where}: bacr sets this variable for every prompt, so it can't be set here; "
+                "leave it out"
+            )
     if not variables:
         return
     try:
@@ -78,7 +82,9 @@ def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
     unread = [name for name in variables if read is not None and name not in read]
     if unread:
         where = f"data.template_variables.{shown(unread[0], quote=False)}"
-        raise UserError(f"{where}: the chat template does not use this variable; leave it out")
+        raise UserError(
+            f"{where}: the chat template of the tokenizer does not use this variable; leave it out"
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -156,8 +162,8 @@ def _rendered(request: str) -> str:
 def _failing(reason: str) -> UserError:
     """Builds the error for a template that cannot be rendered."""
     return UserError(
-        f"tokenizer: its chat template fails for a system and a user message ({reason}); use the "
-        "folder of an Instruct model"
+        "tokenizer: the chat template can't be applied to a system and a user message "
+        f"({reason}); use the folder of an Instruct model"
     )
 
 

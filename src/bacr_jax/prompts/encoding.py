@@ -71,7 +71,7 @@ def _render_frame(tokenizer: Any, style: PromptFormat, user_suffix: str) -> tupl
     if style.chat:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
-                f"tokenizer: found no chat template, which the prompt format {style.name!r} "
+                f"tokenizer: it has no chat template, which the prompt format {style.name!r} "
                 "needs; use the folder of an Instruct model"
             )
         check_variables(tokenizer, style.variables)
@@ -80,8 +80,9 @@ def _render_frame(tokenizer: Any, style: PromptFormat, user_suffix: str) -> tupl
     pieces = content.split(_PLACEHOLDER)
     if len(pieces) != 2:
         raise UserError(
-            f"tokenizer: its chat template contains the question {len(pieces) - 1} times; use a "
-            "template that contains the user's message once and unchanged"
+            "tokenizer: the prompt that the chat template writes contains the question "
+            f"{len(pieces) - 1} times; use a template that writes the user's message once and "
+            "unchanged"
         )
     if style.chat:
         _check_system(tokenizer, style, user, content)
@@ -102,17 +103,17 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
     times = content.count(style.system) - user.count(style.system)
     if style.system and times != 1:
         raise UserError(
-            f"tokenizer: its chat template contains the system message {times} times, although "
-            "this message defines the format of the answer; use a template that contains it once "
-            "and unchanged"
+            "tokenizer: the prompt that the chat template writes contains the system message "
+            f"{times} times, although this message defines the format of the answer; use a "
+            "template that writes it once and unchanged"
         )
     if not style.bare:
         return
     message = _default_system(tokenizer, style, user, content)
     if message:
         raise UserError(
-            "data.system_prompt='': without a system message, the chat template inserts a default "
-            f"one, {shown(message)}; set it to a text"
+            "data.system_prompt='': without a system message, the chat template inserts the "
+            f"default message {shown(message)}; set data.system_prompt to a text"
         )
 
 
@@ -159,12 +160,14 @@ def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
     if missing:
         raise UserError(
             f"data.prompt_format=native: the tokenizer has no token {missing[0]}, so its model "
-            "was not trained to think in tags; set data.prompt_format=think_answer"
+            "was not trained to put its thinking between tags; set "
+            "data.prompt_format=think_answer"
         )
     if _opens_thinking(content) and style.think_close != THINK_CLOSE:
         raise UserError(
-            f"tokenizer: its chat template opens {THINK_OPEN}, which the prompt format "
-            f"{style.name!r} never closes; set data.prompt_format=native"
+            f"tokenizer: the chat template begins the thinking with {THINK_OPEN}, but the prompt "
+            f"format {style.name!r} does not end it with {THINK_CLOSE}; set "
+            "data.prompt_format=native"
         )
 
 
@@ -195,17 +198,17 @@ def encode_prompts(
     head, tail = around or frame(tokenizer, style)
     bodies = [question.strip() for question in questions]
     if not bodies:
-        raise UserError("data: found no question; use a set with at least one")
+        raise UserError("data: the set contains no question; use a set with at least one question")
     for row, body in enumerate(bodies):
         if not body:
-            raise UserError(f"question {row}: the text is empty; use a question")
+            raise UserError(f"question {row} is empty; use a non-empty text")
     ids, offsets = _tokenise(tokenizer, bodies, head, tail)
     spans = []
     for row, (body, token_offsets) in enumerate(zip(bodies, offsets, strict=True)):
         span = _question_span(token_offsets, len(head), len(head) + len(body))
         if span is None:
             raise UserError(
-                f"question {row}: the tokenizer makes no token of {shown(body)}; use the "
+                f"question {row}: the tokenizer encodes {shown(body)} to zero tokens; use the "
                 "tokenizer that the model was trained with"
             )
         spans.append(span)
@@ -214,7 +217,7 @@ def encode_prompts(
     kept_rows = np.flatnonzero(fits)
     if not len(kept_rows):
         raise UserError(
-            f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of "
+            f"data.max_prompt_tokens={max_tokens}: all {len(ids)} prompts are longer, with "
             f"{lengths.min() + more} tokens or more; set a larger number"
         )
     tokens: Any = np.zeros((len(kept_rows), lengths[kept_rows].max()), np.int32)
@@ -267,8 +270,9 @@ def _tokenise(
         if row is None:
             raise
         raise UserError(
-            f"question {row}: the tokenizer has no tokens for {bodies[row][:80]!r}; use a "
-            "question of the kind that the model was trained on"
+            f"question {row}: the tokenizer can't encode {bodies[row][:80]!r}, because its "
+            "vocabulary lacks some of these characters; use questions of the kind that the model "
+            "was trained on"
         ) from error
     return encoded["input_ids"], encoded["offset_mapping"]
 
@@ -327,8 +331,8 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
     )
     if not ids:
         raise UserError(
-            f"tokenizer: found neither an end token nor any of {list(style.turn_end)}; set "
-            "eos_token in its tokenizer_config.json"
+            "tokenizer: it has no end token (eos_token), and none of the tokens "
+            f"{list(style.turn_end)}; set eos_token in its tokenizer_config.json"
         )
     return ids
 

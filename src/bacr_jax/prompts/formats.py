@@ -208,8 +208,8 @@ def with_texts(style: PromptFormat, data: DataConfig) -> PromptFormat:
         chat_settings.append(f"data.prompt_date={date}")
     if chat_settings and not style.chat:
         raise UserError(
-            f"{chat_settings[0]}: the prompt format {style.name!r} has no chat template; leave "
-            "the key out"
+            f"{chat_settings[0]} has no effect, because the prompt format {style.name!r} does not "
+            "use a chat template; leave the key out"
         )
     if system is not None:
         is_blank = not system.strip()
@@ -239,18 +239,21 @@ def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
     if text is None:
         return style
     setting = f"data.closing_text={text!r}"
-    example = f"set it for instance to {style.forced_suffix!r}"
+    example = f"set it to a text such as {style.forced_suffix!r}"
     if not style.chat:
-        raise UserError(f"{setting}: a model of characters has its own tokens; set it to null")
+        raise UserError(
+            f"{setting} can't be used with a character-level task, whose tokens are fixed; set it "
+            "to null"
+        )
     if style.think_close and text.count(style.think_close) != 1:
         raise UserError(
-            f"{setting} must contain {style.think_close!r} once, which closes the thinking in the "
-            f"prompt format {style.name!r}; {example}"
+            f"{setting} must contain {style.think_close!r}, which ends the thinking in the prompt "
+            f"format {style.name!r}, exactly once; {example}"
         )
     after = text.partition(style.think_close)[2] if style.think_close else text
     if after.count(style.answer_open) != 1 or not after.rstrip().endswith(style.answer_open):
         raise UserError(
-            f"{setting} must end with {style.answer_open!r}, which opens the answer in the prompt "
-            f"format {style.name!r}; {example}"
+            f"{setting} must end with {style.answer_open!r}, which begins the answer in the "
+            f"prompt format {style.name!r}; {example}"
         )
     return dataclasses.replace(style, forced_suffix=text, natural_suffix=after)

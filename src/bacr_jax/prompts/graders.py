@@ -166,13 +166,13 @@ def grade_early(
 
 # Warning text for each reason why a verifier failed to score an answer.
 _REASONS = {
-    "late": "took too long",
-    "died": "lost their worker",
+    "late": "timed out",
+    "died": "crashed their worker process",
     "memory": "ran out of memory",
-    "raised": "raised",
-    "text": "got no number",
-    "nan": "got NaN",
-    "range": "got a number outside [0, 1]",
+    "raised": "raised an exception",
+    "text": "got a score that is not a number",
+    "nan": "got the score NaN",
+    "range": "got a score outside [0, 1]",
     "length": "were in a batch with too few or too many scores",
 }
 
@@ -270,8 +270,9 @@ def _packed_rows(rows: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
             continue
         if not _equal_metadata(first.metadata, row.metadata):
             raise UserError(
-                f"data: {row.id!r} of {source.name} has the same question as {first.id!r}, but "
-                "other metadata; make the questions differ"
+                f"data: {row.id!r} of {source.name} has the same question and answer as "
+                f"{first.id!r}, but different metadata, so a response can't be assigned to one of "
+                "them; change one of the questions"
             )
     return packed_rows
 
@@ -341,6 +342,6 @@ def failures(grader: Any, before: Mapping[str, int], name: str = "the verifier")
         if count:
             reasons.append(f"{count} {words}")
     yield (
-        f"WARNING: {name} gave no score to {since['failed']} of {since['graded']} "
-        f"answers, which count as 0: {', '.join(reasons)} (the last: {grader.last_failure})"
+        f"WARNING: {name} returned no score for {since['failed']} of {since['graded']} answers, "
+        f"which count as 0: {', '.join(reasons)} (last error: {grader.last_failure})"
     )

@@ -83,7 +83,7 @@ class LimitedProcess:
         with self._lock:
             reply = self._exchange(line, seconds) or self._exchange(line, seconds)
         if reply is None:
-            raise Failed("its process ended before it answered")
+            raise Failed("its process exited before it replied")
         if "error" in reply:
             raise Failed(reply["error"])
         return reply["value"]
@@ -111,7 +111,7 @@ class LimitedProcess:
             remaining = max(deadline - time.monotonic(), 0.0)
             if not output.poll(remaining * 1000):
                 self.close()
-                raise Failed(f"has not ended after {CLOCK_SECONDS:g} s")
+                raise Failed(f"did not finish within {CLOCK_SECONDS:g} s")
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
                 break
@@ -124,9 +124,9 @@ class LimitedProcess:
         if code == -signal.SIGALRM:
             return None
         if code == -signal.SIGPROF:
-            raise Failed(f"takes more than {seconds:g} s")
+            raise Failed(f"needs more than {seconds:g} s of CPU time")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise Failed(f"ends its process by {how}")
+        raise Failed(f"terminates its process ({how})")
 
     def close(self) -> None:
         """Terminates the process."""

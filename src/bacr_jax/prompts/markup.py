@@ -47,7 +47,7 @@ def markup_warning(
     if not count:
         return None
     return (
-        f"warning: {count:,} of {len(questions):,} questions contain tokens of the chat template "
-        f"({first_of(list(seen), _MOST_NAMED)}), which the model reads as markup, not as text; "
-        "remove them from the questions"
+        f"warning: {count:,} of {len(questions):,} questions contain special tokens of the chat "
+        f"template ({first_of(list(seen), _MOST_NAMED)}), which the model interprets as markup "
+        "instead of text; remove them from the questions"
     )

@@ -38,7 +38,9 @@ def shown_prompts(
     budget = f", with a budget of {largest}" if words else ""
     yield f"{questions.name}, prompt format {style.name}{budget}"
     if tokenizer is None:
-        yield "no tokenizer there: the messages, as its chat template will get them"
+        yield (
+            "no tokenizer is available: these are the messages that its chat template will format"
+        )
         sentence = words.replace(BUDGET, str(largest))
         texts = [_messages(style, text, sentence) for text in some.questions]
         details = [""] * len(some)
@@ -70,11 +72,14 @@ def _continuation(style: PromptFormat, tokenizer: Any) -> Iterator[str]:
     if tokenizer is not None:
         opened = opener(tokenizer, style)
     close = style.think_close or "the end of the turn"
-    yield f"thinking begins here, opened by {opened}, and goes up to {visible(close, joined=True)}"
-    yield "or the budget; then is put"
-    yield f"  where the budget cut it: {visible(style.forced_suffix, joined=True)}"
-    yield f"  where it ended by itself: {visible(style.natural_suffix, joined=True)}"
-    yield f"and the answer follows, up to: {visible(style.answer_close, joined=True)}"
+    yield (
+        f"thinking begins here, opened by {opened}, and continues up to "
+        f"{visible(close, joined=True)}"
+    )
+    yield "or until the budget is used up; then this text is inserted"
+    yield f"  if the thinking was truncated: {visible(style.forced_suffix, joined=True)}"
+    yield f"  if the policy ended it: {visible(style.natural_suffix, joined=True)}"
+    yield f"and the answer follows, up to {visible(style.answer_close, joined=True)}"
 
 
 def visible(text: str, *, joined: bool = False) -> str:

@@ -74,14 +74,16 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(
-            f"tokenizer: found {type(tokenizer).__name__}; use a folder with a tokenizer.json"
+            f"tokenizer: its type is {type(tokenizer).__name__}, which is not a fast tokenizer; "
+            "use a folder with a tokenizer.json"
         )
     kinds = _decoder_kinds(backend)
     unknown = kinds - {"ByteLevel", "Fuse"}
     if unknown:
         raise UserError(
-            f"tokenizer: found the decoder {', '.join(sorted(unknown))}; stop strings need a "
-            "byte-level tokenizer (Qwen2.5) or one whose tokens are literal text"
+            f"tokenizer: it decodes tokens with {', '.join(sorted(unknown))}, which is not "
+            "supported, because stop strings need a byte-level tokenizer (such as Qwen2.5's) or "
+            "one whose tokens are literal text; use another model"
         )
     ids = backend.get_vocab(with_added_tokens=True)
     texts = [b""] * (max(ids.values(), default=-1) + 1)
@@ -143,8 +145,8 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Auto
     texts = vocabulary(tokenizer)
     if len(texts) > vocab_size:
         raise UserError(
-            f"tokenizer: found {len(texts)} ids for a vocabulary of {vocab_size}; use the "
-            "tokenizer that belongs to the model"
+            f"tokenizer: it has {len(texts)} token ids, but the vocabulary of the model has only "
+            f"{vocab_size}; use the tokenizer that belongs to the model"
         )
     return _compile(texts, string, vocab_size)
 
@@ -171,8 +173,8 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
     began_elsewhere = is_alive & (begin < 0) & (begin != -states)
     if began_elsewhere.any():
         raise UserError(
-            f"stop string: {string!r} overlaps itself, so that the start of a match is ambiguous; "
-            "use one whose first character appears only once"
+            f"stop string {string!r} has a beginning that also occurs later in it, so the start "
+            "of a match is ambiguous; use a string whose first character appears only once"
         )
     next_state: Any = np.zeros((accept + 1, vocab_size), np.int32)
     opens: Any = np.zeros((accept + 1, vocab_size), bool)

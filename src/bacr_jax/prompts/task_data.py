@@ -218,13 +218,13 @@ class TaskData:
         num_failed = sum(verdict.path == FAILED for verdict in verdicts)
         if num_failed == len(verdicts):
             raise UserError(
-                f"{name} gave no score to any of {len(rows)} reference answers (last error: "
-                f"{grader.last_failure}); fix it"
+                f"{name} returned no score for any of {len(rows)} reference answers (last error: "
+                f"{grader.last_failure}); fix this function"
             )
         scores = ", ".join(f"{float(verdict.correct):.3g}" for verdict in verdicts)
         line = f"{name}: scores of reference answers: {scores}"
         if num_failed:
-            line += f"; {num_failed} without a score (the last: {grader.last_failure})"
+            line += f"; {num_failed} without a score (last error: {grader.last_failure})"
         return line
 
     @property
@@ -524,9 +524,9 @@ def _split(
     first_copies = removed[splits.first_copies([questions[row] for row in removed])]
     if task.needs_holdout and not len(first_copies):
         raise UserError(
-            f"eval.holdout={task.holdout}: at most a tenth of the questions is held out, and "
-            f"{train.name} has {len(train)}; set eval.select to a set of data.eval, or "
-            "eval.every=null"
+            f"eval.holdout={task.holdout}: at most a tenth of the training questions can be held "
+            f"out, but {train.name} has only {len(train)}; set eval.select to a set of data.eval, "
+            "or eval.every=null"
         )
     trained = encoded.part(np.flatnonzero(~is_removed), train.name)
     # `without` records the removed questions and the reason.
@@ -579,7 +579,7 @@ def build_task_data(
         train, holdout, tests = _load_both(task, tokenizer, style)
     else:
         tests = sets
-        # The training and held-out sets are empty selections of the first evaluation set.
+        # No question is trained on, so the training set and the held-out set are empty.
         first = next(iter(sets.values()))
         train = PromptedQuestions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
         holdout = train

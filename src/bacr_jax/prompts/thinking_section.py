@@ -145,4 +145,7 @@ def read_settings(raw: Mapping[str, Any], where: Path) -> list[str]:
 
 def _damaged(where: Path, name: str, value: Any) -> UserError:
     """Builds the error for a key of the section that is missing or malformed."""
-    return UserError(f"{where}: thinking.{name} is {shown(value)}; export the folder again")
+    return UserError(
+        f"{where}: `thinking.{name}` is {shown(value)}, which is missing or not valid; run bacr "
+        "export again"
+    )

@@ -58,15 +58,15 @@ def load_tokenizer(
         _check_different_ids(vocab)
         largest = max(vocab.values(), default=0)
         if largest >= MOST_IDS:
-            raise ValueError(f"an id is not below {MOST_IDS}")
+            raise ValueError(f"a token id is not below {MOST_IDS}")
     # The type of the error depends on which file is missing or damaged. The Rust library raises
     # plain Exception or panics.
     except BaseException as error:
         if not is_refusal(error):
             raise
         raise UserError(
-            f"{where}: {str(folder)!r} has no readable tokenizer ({reason_of(error)}); use a "
-            "Hugging Face folder with tokenizer.json"
+            f"{where}: the tokenizer in {str(folder)!r} is missing or can't be read "
+            f"({reason_of(error)}); use a model folder that contains a tokenizer.json"
         ) from None
     tokenizer.turn_ends = _turn_ends(Path(model or folder), largest)
     return tokenizer
@@ -182,15 +182,15 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{file} is not a JSON object ({reason}); download or copy the file again"
+                f"{file} can't be read as a JSON object ({reason}); replace it by an undamaged copy"
             ) from None
         if value is None:
             continue
         ends = value if isinstance(value, list) else [value]
         if not all(type(end) is int and 0 <= end <= largest for end in ends):
             raise UserError(
-                f"{file}: eos_token_id is {shown(value)}; use an id of the tokenizer, 0 to "
-                f"{largest}, or a list of them"
+                f"{file}: `eos_token_id` is {shown(value)}; use a token id of the tokenizer, from "
+                f"0 to {largest}, or a list of them"
             )
         if ends:
             return tuple(ends)

@@ -108,14 +108,17 @@ def _check_options(options: argparse.Namespace) -> None:
         for name in ("inspect", "show_prompts", "config", "against", "split", "tokenizer"):
             if getattr(options, name) not in (None, []):
                 option = name.replace("_", "-")
-                raise UserError(f"--prepare does not use --{option}; leave that option out")
+                raise UserError(f"--{option} has no effect with --prepare; leave it out")
         return
     if options.show_prompts is not None and options.against is not None:
         raise UserError("--against has no effect with --show-prompts; leave it out")
     if options.origin is not None:
         raise UserError("--from has no effect without --prepare; pass --prepare DIR too")
     if options.inspect is None and not options.config:
-        raise UserError("command line: no set; pass --inspect NAME:PATH, or --config FILE")
+        raise UserError(
+            "command line: no data set is given; pass --inspect NAME:PATH to show one data set, "
+            "or --config FILE to show the training set of a config"
+        )
     if options.show_prompts is not None and not 1 <= options.show_prompts <= MOST_SHOWN:
         raise UserError(
             f"--show-prompts {options.show_prompts} is out of range; use 1 to {MOST_SHOWN}"
@@ -144,7 +147,7 @@ def report(
         yield f"    {row.id}: {row.reason}"
     yield f"answers: {_answer_kinds(questions.answers)}"
     level_counts = Counter(questions.levels.tolist())
-    # Level 0 is an unknown level, which is listed last.
+    # Level 0 means that the level is unknown. It is listed last.
     levels = sorted(level for level in level_counts if level) + [0]
     level_texts = [
         f"{level or 'none'}: {level_counts[level]:,}" for level in levels if level in level_counts
@@ -188,7 +191,7 @@ def _answer_kinds(answers: Sequence[str]) -> str:
     parts = []
     for kind in kinds:
         kind_answers = answers_by_kind[kind]
-        # A few more than needed, because some can be equal.
+        # Take more answers than are shown, because some of them can be equal.
         distinct = list(dict.fromkeys(kind_answers[: 4 * _EXAMPLES]))
         examples = [" ".join(text.split())[:_EXAMPLE_CHARS] for text in distinct[:_EXAMPLES]]
         parts.append(f"{kind} {len(kind_answers):,} ({'; '.join(examples)})")
@@ -221,7 +224,7 @@ def _lengths(questions: "QuestionSet", settings: Settings, tokenizer: Any) -> st
     lengths = np.array([len(ids) for ids in prompts])
     limit = task.data.max_prompt_tokens
     if lengths.min() > limit:
-        # Raises the same error as a run on this set.
+        # Encode the prompts as a run does, so that the command reports the same errors as a run.
         encode_prompts(tokenizer, texts, style, max_tokens=limit)
     quantiles = np.percentile(lengths, QUANTILES, method="higher")
     quantile_texts = [
@@ -250,7 +253,8 @@ def _tokenizer(options: argparse.Namespace, data: DataConfig, model: ModelConfig
     if set_tokenizer is not None:
         if folder:
             raise UserError(
-                f"--tokenizer {folder}: these questions have their own tokens; leave the option out"
+                f"--tokenizer {folder} has no effect, because the questions of this set have a "
+                "built-in character tokenizer; leave the option out"
             )
         return set_tokenizer
     model_folder = model.tokenizer or model.path

@@ -29,7 +29,7 @@ class CharacterTokenizer:
     bos_token_id = TAGS.index(bos_token)
     eos_token_id = TAGS.index(eos_token)
     pad_token_id = TAGS.index(pad_token)
-    # None because runs check whether the tokenizer has a chat template.
+    # Runs read this attribute of every tokenizer. This tokenizer has no chat template.
     chat_template = None
 
     def __init__(self, vocabulary: Sequence[str], *, longest: int) -> None:
@@ -90,6 +90,7 @@ def _rust_tokenizer(vocabulary: Sequence[str]) -> "Tokenizer":
     tokenizer = Tokenizer(models.WordLevel(ids))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    # Tags are atoms but not "special": decoding that skips special tokens must keep them.
+    # Each tag is a single token but not a special token, because decoding with skip_special_tokens
+    # must keep it.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS[2:]])
     return tokenizer

@@ -69,11 +69,11 @@ def check_system(messages: Iterable[str], config: DataConfig, where: str) -> Non
         return
     if len(distinct) > 1:
         raise UserError(
-            f"{where}: its prompts have {len(distinct):,} different system messages, but a run "
-            "has one; set data.system_prompt to one text for all, or \"data.system_prompt=''\" "
-            "for none"
+            f"{where}: the prompts of this data set have {len(distinct):,} different system "
+            "messages, but a run uses a single one; set data.system_prompt to one text for all, "
+            "or \"data.system_prompt=''\" for none"
         )
     raise UserError(
-        f"{where}: its prompts have the system message {shown(distinct[0])}; set "
+        f"{where}: the prompts of this data set have the system message {shown(distinct[0])}; set "
         "data.system_prompt to this text, or \"data.system_prompt=''\" for none"
     )

@@ -46,8 +46,9 @@ def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
     """
     if data.groups == "level" and data.num_groups > 1 and not np.any(levels):
         raise UserError(
-            f"data.groups=level: {written(data.train)} has no levels; set data.num_groups=1, or "
-            "data.groups=solve_rate with data.labels"
+            "data.groups=level groups the questions by their difficulty level, but the questions "
+            f"of {written(data.train)} have no levels; set data.num_groups=1 for a single group, "
+            "or data.groups=solve_rate with data.labels"
         )
 
 
@@ -91,14 +92,16 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
         name, rate = _parse_label(f"{where} row {number}", row)
         if name in rates:
             raise UserError(
-                f"{where} row {number}: the id {name!r} already has a label; label every id once"
+                f"{where} row {number}: the question id {name!r} already has a label in an "
+                "earlier row; remove one of the two rows"
             )
         rates[name] = rate
     missing = [name for name in ids if name not in rates]
     if missing:
         raise UserError(
             f"{where} has no label for {len(missing):,} of {len(ids):,} questions, the first of "
-            f"which is {missing[0]!r}; label the same set again"
+            f"which is {missing[0]!r}; create the labels again with bacr evaluate "
+            "--label-difficulty on this set"
         )
     return np.array([rates[name] for name in ids])
 
@@ -107,19 +110,21 @@ def _parse_label(where: str, label: tables.Record) -> tuple[str, float]:
     """Returns the question id and the solve rate in a row of the table of labels."""
     if not {"id", "avg", "samples"} <= label.keys():
         raise UserError(
-            f'{where}: found {", ".join(label) or "no field"}; use the fields {{"id": "...", '
-            '"avg": 0.25, "samples": 8}'
+            f'{where}: a label must have the fields {{"id": "...", "avg": 0.25, '
+            f'"samples": 8}}, but this one has {", ".join(label) or "no field"}; create the '
+            "labels with bacr evaluate --label-difficulty"
         )
     rate = label["avg"]
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not is_number or not 0 <= rate <= 1:
         raise UserError(
-            f"{where}: found avg={shown(rate)}; it must be the share of correct samples, from 0 "
-            "to 1"
+            f"{where}: found avg={shown(rate)}; `avg` must be the share of correct samples, from "
+            "0 to 1"
         )
     samples = label["samples"]
     if type(samples) is not int or samples < 1:
         raise UserError(
-            f"{where}: found samples={shown(samples)}; it must be the number of samples, 1 or more"
+            f"{where}: found samples={shown(samples)}; `samples` must be the number of samples, 1 "
+            "or more"
         )
     return str(label["id"]), float(rate)

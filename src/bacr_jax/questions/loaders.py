@@ -24,15 +24,16 @@ from bacr_tasks import gym, verifiers_v1
 LEDGER_TEST_SIZE = 2000
 # Optional packages that generate questions, by the part of a set's name before the colon.
 _PACKAGES: dict[str, Any] = {"gym": gym, "verifiers": verifiers_v1}
-# The scorer of gym. Its items can repeat with another index, and equal items get equal scores.
+# Scorer of the package `gym`, which can generate the same question several times with different
+# indices. Equal questions get equal scores, so such repetitions are allowed.
 REPEATING = gym.SCORER
 
 
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
     if path:
         raise UserError(
-            f"data: found 'ledger:{path}'; use ledger without a path, because it is generated and "
-            "not read"
+            f"data: found 'ledger:{path}', but the problems of the ledger task are generated and "
+            "not read from a file; use ledger without a path"
         )
     settings = config.ledger
 
@@ -77,8 +78,9 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
     tasks = _PACKAGES[package]
     if not tasks.CHECKED and not confinement.is_available():
         raise UserError(
-            f"{package}:{path}: its scorers were not checked, and this machine can't confine them "
-            "(that needs Linux with seccomp on x86_64 or aarch64); use another set"
+            f"{package}:{path}: the code that scores its answers was not reviewed and must run in "
+            "a sandbox, which this machine does not support (it needs Linux with seccomp on "
+            "x86_64 or aarch64); use another set"
         )
     module = _refused(lambda: tasks.source(path, **options))
     questions = module.questions
@@ -119,13 +121,16 @@ def own_source(spec: str, key: str = "data") -> Source:
     except (ImportError, SyntaxError) as error:
         raise UserError(f"data: {spec!r} can't be imported ({error}); fix the file") from None
     if not callable(getattr(module, "questions", None)):
-        raise UserError(f"data: {spec!r} has no function questions(split); define one")
+        raise UserError(
+            f"data: {spec!r} does not define the function questions(split), which returns the "
+            "rows of a split; add it"
+        )
     styles = getattr(module, "STYLES", ())
     are_texts = isinstance(styles, tuple | list) and all(isinstance(one, str) for one in styles)
     if not are_texts or (hasattr(module, "trace") and not styles):
         raise UserError(
-            f"data: STYLES of {spec!r} is {styles!r:.60}; it must be a list of names, from short "
-            "to long"
+            f"data: STYLES of {spec!r} is {styles!r:.60}; it must be a list with the names of the "
+            "trace styles, from short to long"
         )
     name = module.__name__.removeprefix("bacr_data_")
     return _source_of(module, name, spec if hasattr(module, "score") else RULES)
@@ -144,8 +149,8 @@ def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> So
         text = guarded("data", name, function, lambda: getattr(module, function)(*args))
         if not isinstance(text, str):
             raise UserError(
-                f"data: {function} of {name!r} returned {text!r:.60} instead of a text; return a "
-                "text"
+                f"data: the function {function} of {name!r} returned {text!r:.60} instead of a "
+                "string; return a string"
             )
         return text
 
@@ -176,17 +181,17 @@ def _as_rows(values: Iterable[Any], prefix: str, spec: str) -> list[Row]:
     """
     if not isinstance(values, Iterable):
         raise UserError(
-            f"data: questions of {spec!r} returned {values!r:.60} instead of a list; return a "
-            "list of rows"
+            f"data: the function questions of {spec!r} returned {values!r:.60} instead of a list; "
+            "return a list of rows"
         )
     rows: dict[str, Row] = {}
     for index, value in enumerate(values):
         row = _as_row(value, f"{prefix}-{index}")
         if row is None or row.id in rows:
             raise UserError(
-                f"data: row {index} of {spec!r} is {value!r:.60}; it must be a mapping with the "
-                "text question, and optionally a unique id, answer, metadata (a mapping) and "
-                "level (1 to 5)"
+                f"data: row {index} of {spec!r} is {value!r:.60}; a row must be a mapping with "
+                "the string `question`, and optionally `id` (unique), `answer`, `metadata` (a "
+                "mapping) and `level` (1 to 5)"
             )
         rows[row.id] = row
     return list(rows.values())
@@ -227,7 +232,10 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
     if name in tables:
         return math_sets.table_source(name, path, config)
     near = difflib.get_close_matches(name, ("ledger", *_PACKAGES, *tables), n=1, cutoff=0.0)
-    raise UserError(f"{key}: found {spec!r}; the nearest known name is {near[0]!r}")
+    raise UserError(
+        f"{key}: {spec!r} does not begin with the name of a known data set; the most similar "
+        f"known name is {near[0]!r}"
+    )
 
 
 def load_questions(

@@ -107,7 +107,10 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
       path: path of the set, as in `read_files`.
     """
     if not path:
-        raise UserError(f"{name}: found no path; use {name}:PATH")
+        raise UserError(
+            f"{name}: this data set is read from a file or folder, but no path is given; use "
+            f"{name}:PATH"
+        )
     layout = _layout(name, config)
     return Source(
         name=name,
@@ -131,7 +134,7 @@ def _rows_of(
     check_subsets(files, question, where)
     answers = [column for column in layout.answer if column in present]
     if not answers:
-        # Raises the error about the missing column.
+        # No answer column exists, so this call raises the error about the missing column.
         _column(present, layout.answer, where, "answer", name)
     if name in TABLES and split == "train":
         for columns_of_style in layout.traces.values():
@@ -165,9 +168,9 @@ def _rows_of(
         )
         counts = ", ".join(f"{count:,} with {reason}" for reason, count in reasons.items())
         raise UserError(
-            f"{where}: none of the {len(rows):,} rows can be used ({counts}; the columns of "
-            f"question and answer are {question!r} and {' or '.join(map(repr, answers))}); use a "
-            "set whose questions have answers"
+            f"{where}: none of the {len(rows):,} rows can be used ({counts}; questions are read "
+            f"from the column {question!r}, and answers from {' or '.join(map(repr, answers))}); "
+            "use a set whose questions have answers"
         )
     return rows
 
@@ -205,8 +208,8 @@ def _check_levels_readable(records: Sequence[Record], layout: Layout, where: str
         level = _first(record, layout.level)
         if level is not None:
             raise UserError(
-                f"{where}: found level {level!r:.40}; use the levels 1 to 5, or set "
-                "data.num_groups=1"
+                f"{where}: a row has the difficulty level {level!r:.40}; use levels from 1 to 5, "
+                "or set data.num_groups=1, which ignores them"
             )
 
 
@@ -260,8 +263,8 @@ def _column(present: list[str], names: Sequence[str], where: str, kind: str, nam
     # Only tables without a fixed layout have config keys for columns.
     write = "set" if name in TABLES else "use jsonl:PATH with"
     raise UserError(
-        f"{where}: no {kind} column {' or '.join(map(repr, names))}, found the columns "
-        f"{', '.join(present) or '(none)'}; {write} data.{kind}_column={suggestion}"
+        f"{where}: there is no column {' or '.join(map(repr, names))} with the {kind}; the "
+        f"columns are {', '.join(present) or '(none)'}; {write} data.{kind}_column={suggestion}"
     )
 
 

@@ -84,12 +84,15 @@ def without_missing(
         first, *others = requested
         more = ", ..." if others else ""
         raise UserError(
-            f"data.eval: all of its sets are missing ({missing[first].what}{more}); set data.dir "
-            f"to another folder{_advice(first, data, others=others)}"
+            f"data.eval: none of its sets exists ({missing[first].what}{more}); set data.dir to "
+            f"the folder that contains them{_advice(first, data, others=others)}"
         )
     remaining_data = dataclasses.replace(data, eval=remaining)
     for problem in selection_problems(evaluation, remaining_data):
-        raise UserError(f"{problem}; left out, because missing: {', '.join(left_out)}")
+        raise UserError(
+            f"{problem}. These sets were left out because their files are missing: "
+            f"{', '.join(left_out)}"
+        )
     lines = []
     for spec, error in missing.items():
         lines.append(f"data.eval: {spec} is left out ({error.what}){_advice(spec, data)}")

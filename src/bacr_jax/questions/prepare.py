@@ -42,7 +42,8 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
     unknown = [name for name in names if name not in PUBLISHED_SETS]
     if unknown:
         raise UserError(
-            f"--prepare: there is no set {unknown[0]!r}; use some of {', '.join(PUBLISHED_SETS)}"
+            f"--prepare: {unknown[0]!r} is not one of the sets that can be prepared; use some of "
+            f"{', '.join(PUBLISHED_SETS)}"
         )
     requested = list(names or PUBLISHED_SETS)
     left_out = []
@@ -196,8 +197,8 @@ def _find_split(folder: Path, published: PublishedSet, split: str, *, alone: boo
         candidates.insert(0, folder)
     if not candidates:
         raise UserError(
-            f"{folder} contains no folder {' or '.join(published.folders)}; pass --from with the "
-            "folder above it"
+            f"{folder} contains no folder with the name {' or '.join(published.folders)}; pass "
+            "--from with the folder that contains it"
         )
     for candidate in candidates:
         for suffix in SUFFIXES:
@@ -255,7 +256,10 @@ def _read_record(directory: Path) -> dict[str, Any]:
     try:
         return files.read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove it") from None
+        raise UserError(
+            f"{path}, which records where the prepared sets came from, is damaged ({error}); "
+            "delete this file"
+        ) from None
 
 
 def _check_writable(path: Path, text: str) -> None:
@@ -265,8 +269,8 @@ def _check_writable(path: Path, text: str) -> None:
     except UnicodeEncodeError as error:
         row = text.count("\n", 0, error.start) + 1
         raise UserError(
-            f"{path.parent.name}: {path.stem} row {row} contains half of a surrogate pair; use "
-            "the path of an undamaged copy"
+            f"{path.parent.name}: row {row} of the split {path.stem} contains half of a Unicode "
+            "surrogate pair, so the source is damaged; use the path of another copy"
         ) from None
     if path.exists() and path.read_bytes() != content:
         raise UserError(

@@ -169,8 +169,9 @@ def _check_same_scoring(sources: Sequence[Source]) -> None:
             or source.relative_tolerance != first.relative_tolerance
         ):
             raise UserError(
-                f"data: {first.name} and {source.name} are scored in different ways and can't be "
-                "mixed; use sets of one kind"
+                f"data.train: {first.name} and {source.name} can't be mixed, because their "
+                "answers are scored in different ways; use sets whose answers are scored in the "
+                "same way"
             )
 
 
@@ -192,7 +193,9 @@ def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) 
         else:
             usable.append(row)
     if not usable:
-        raise UserError(f"{source.name}: found no question that can be used; use another set")
+        raise UserError(
+            f"{source.name}: none of the questions in this set can be used; use another set"
+        )
     return usable
 
 

@@ -48,7 +48,7 @@ def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.n
     of A.
     """
     known_shingles = [shingles(text) for text in known]
-    # Indices of the known texts that contain a shingle.
+    # Maps each shingle (a sequence of words) to the indices of the known texts that contain it.
     texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, text_shingles in enumerate(known_shingles):
         for shingle in text_shingles:

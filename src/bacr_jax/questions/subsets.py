@@ -54,8 +54,8 @@ def check_subsets(files: Mapping[Path, list[Record]], question: str, where: str)
         second_path = _path_of(second[0], members[second], files)
         raise UserError(
             f"{where}: {first_path} and {second_path} contain the same questions ({count:,} of "
-            f"{smaller:,}), which would count twice; choose one of them, for instance "
-            f"{where.rstrip('/')}/{first_path}"
+            f"{smaller:,}), so these questions would be used twice; choose one of the two, for "
+            f"instance {where.rstrip('/')}/{first_path}"
         )
 
 

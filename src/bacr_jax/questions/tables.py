@@ -42,8 +42,8 @@ _HUB_NAME = re.compile(
 )
 
 
-# NumPy types of Arrow's short floats, by Arrow's name. As doubles, their values would be written
-# with more digits than they have.
+# Maps Arrow's 16-bit and 32-bit floats to NumPy types. Converted to a double, a 32-bit 0.1 would be
+# written as 0.10000000149011612.
 _SHORT_FLOATS: dict[str, Any] = {
     "halffloat": np.float16,
     "float": np.float32,
@@ -99,7 +99,9 @@ def read_files(
     rows = {file: _read(file, where) for file in files}
     if not any(rows.values()):
         names = [str(file.relative_to(local)) if is_folder else file.name for file in files]
-        raise UserError(f"{where}: found no row in {first_of(names, 3)}; use a set with rows")
+        raise UserError(
+            f"{where}: {first_of(names, 3)} contains no rows; use a file with at least one question"
+        )
     if not is_folder:
         return rows
     return {file.relative_to(local): file_rows for file, file_rows in rows.items()}
@@ -140,8 +142,8 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
     files = sorted(_table_files(folder))
     if not files:
         raise UserError(
-            f"{where}: found no file in {str(folder)!r} that ends in {', '.join(SUFFIXES)}; use "
-            "the path of the set"
+            f"{where}: the folder {str(folder)!r} contains no file that ends in "
+            f"{', '.join(SUFFIXES)}; use the path of a file or folder with questions"
         )
     by_split: dict[str, list[Path]] = {}
     for file in files:
@@ -150,9 +152,10 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
         return by_split[split]
     if len(by_split) == 1 and (any_split or "" in by_split):
         return files
-    names = ", ".join(name or "files without a split" for name in by_split)
+    names = ", ".join(f"the split {name}" if name else "no split" for name in by_split)
     raise UserError(
-        f"{where}: found {names} in {str(folder)!r}, but no {split} files; use the path of a file"
+        f"{where}: the folder {str(folder)!r} has files of {names}, but none of the split "
+        f"{split}; use the path of a single file"
     )
 
 
@@ -189,7 +192,10 @@ def _download(path: str, where: str) -> Path:
     """Downloads a dataset of the hub unless the local cache contains all of its files."""
     match = _HUB_NAME.fullmatch(path)
     if match is None:
-        raise UserError(f"{where}: found {path!r}; use hf://OWNER/NAME or hf://OWNER/NAME/FOLDER")
+        raise UserError(
+            f"{where}: {path!r} is not the name of a dataset on the hub; use hf://OWNER/NAME or "
+            "hf://OWNER/NAME/FOLDER"
+        )
     hub = _module("huggingface_hub", where, "a dataset of the hub")
     inside = (match["inside"] or "").strip("/")
     if Path(inside).suffix.lower() in SUFFIXES:
@@ -233,7 +239,8 @@ def _read(file: Path, where: str) -> list[Record]:
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{where}: {file.name} is not UTF-8 at byte {error.start}; use a text file in UTF-8"
+            f"{where}: {file.name} is not valid UTF-8 at byte {error.start}; save the file as "
+            "UTF-8 text"
         ) from None
     except DuplicateName as error:
         raise UserError(f"{where}: {file.name}: {error}") from None
@@ -256,8 +263,8 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise UserError(
-                f"{where}: {file.name} entry {number}: found {type(row).__name__} instead of an "
-                "object; use a list of objects"
+                f"{where}: entry {number} of {file.name} is of the type {type(row).__name__}, but "
+                "every entry must be a JSON object; use a list of objects"
             )
     return rows
 
@@ -266,7 +273,7 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     """Parses a table with a header line, separated by commas or, in a .tsv file, by tabs."""
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     csv.field_size_limit(LARGEST_TABLE)
-    # Not splitlines, because it also splits at characters that do not end a line in CSV.
+    # Do not use splitlines, because it also splits at characters that do not end a line in CSV.
     lines = io.StringIO(text, newline="")
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
@@ -281,8 +288,8 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
         # DictReader stores additional fields under the key None, and None for missing fields.
         if None in row or None in row.values():
             raise UserError(
-                f"{where}: {file.name} row {number} has fewer or more fields than the header; put "
-                "texts with commas in quotes"
+                f"{where}: row {number} of {file.name} has more or fewer fields than the header "
+                "line; put texts that contain commas in quotes"
             )
     return rows
 
@@ -291,7 +298,7 @@ def _read_parquet(file: Path, where: str) -> list[Record]:
     pyarrow = _module("pyarrow", where, "a Parquet file")
     parquet = importlib.import_module("pyarrow.parquet")
     try:
-        # Not read_table, which would add columns for parts of the path such as level=1/.
+        # Do not use read_table, because it adds columns for parts of the path such as level=1/.
         table = parquet.ParquetFile(file).read()
     # Depending on the damage, pyarrow raises its own errors or OSError.
     except Exception as error:

@@ -98,7 +98,7 @@ def answer(
     chunks = split(cuts, source, at_once)
     decoded = [decode(chunk) for chunk in chunks]
     joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *decoded)
-    # Index of each source in the joined answers, which do not contain omitted chunks.
+    # Convert `source` to indices into the joined answers, which lack the omitted chunks.
     first = np.array([chunk.first for chunk in chunks])
     chunk_index = np.searchsorted(first, source, side="right") - 1
     column = source + chunk_index * at_once - first[chunk_index]

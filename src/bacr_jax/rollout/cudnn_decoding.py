@@ -142,7 +142,7 @@ def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtyp
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         raise UserError(
-            f"rollout.attention: cuDNN on this device does not support attention of {rows} rows "
-            f"over {length} keys with {heads} heads of width {head_dim} in groups of {group} "
-            f"({reason[:200]}); set rollout.attention=xla"
+            f"rollout.attention=cudnn: on this device, cuDNN has no decoding kernel for {rows} "
+            f"sequences of {length} keys with {heads} heads of width {head_dim} in groups of "
+            f"{group} ({reason[:200]}); set rollout.attention=xla"
         ) from error

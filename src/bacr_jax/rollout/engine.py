@@ -117,8 +117,9 @@ class SlotDecoder:
         spec = setup.spec
         if setup.phi_of is not None and (spec.conditioning is None or params.gates is None):
             raise UserError(
-                "rollout: phi_of is set, but the decode copy has no gates or the spec no "
-                "conditioning; take all three from one policy, or leave phi_of out"
+                "rollout: `phi_of`, which computes budget embeddings, is set, but the decode "
+                "parameters contain no gates for them, or `spec.conditioning` is None; use all "
+                "three from the same policy, or set phi_of=None"
             )
         self.spec = spec
         self.prompts = jax.tree.map(np.asarray, prompts)

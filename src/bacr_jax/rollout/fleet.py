@@ -150,7 +150,7 @@ class Fleet:
         """
         while True:
             if not self.alive:
-                raise ServersLost("rollout.urls: none of the servers responds any more")
+                raise ServersLost("rollout.urls: all servers have stopped responding")
             server = min(self.alive, key=lambda server: self._load.get(server.url, 0))
             load = self._load.get(server.url, 0)
             self._load[server.url] = load + asked.limit
@@ -183,8 +183,8 @@ class Fleet:
             raise
         if tokens and not logprobs:
             raise EngineError(
-                f"{server.url} returns no log-probabilities; start it with --logprobs-mode "
-                "processed_logprobs"
+                f"{server.url} returns no log-probabilities, which training needs; start it with "
+                "--logprobs-mode processed_logprobs"
             )
         check_logprobs(server.url, logprobs, len(tokens))
         return tokens, logprobs
@@ -193,7 +193,7 @@ class Fleet:
         """Marks a server as lost and prints a warning."""
         if server in self.alive:
             self.alive.remove(server)
-            remaining = f"{len(self.alive)} of {len(self.servers)} continue"
+            remaining = f"{len(self.alive)} of {len(self.servers)} servers continue"
             self.print_line(f"WARNING, rollout.urls: {error}; {remaining}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
@@ -221,7 +221,7 @@ class Fleet:
         pushes = [self._push(server, path, version) for server in self.servers]
         asyncio.run(together(pushes, len(pushes), poll))
         if not self.alive:
-            raise ServersLost("rollout.urls: none of the servers accepted the weights")
+            raise ServersLost("rollout.urls: none of the servers could load the new weights")
         self.version = version
         for old in set(self.folder.glob("version-*")) - {path}:
             shutil.rmtree(old, ignore_errors=True)
@@ -241,8 +241,8 @@ class Fleet:
             shutil.rmtree(path, ignore_errors=True)
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"rollout.weights_dir={self.folder}: the policy can't be stored there ({reason}); "
-                "use a folder with more space"
+                f"rollout.weights_dir={self.folder}: the weights can't be written to this folder "
+                f"({reason}); use a folder with more free space"
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
@@ -272,7 +272,9 @@ class Fleet:
                 break
             time.sleep(_START_INTERVAL)
         if len(missing) == len(self.servers):
-            raise ServersLost(f"rollout.urls: no server has responded after {_START_TIMEOUT:g} s")
+            raise ServersLost(
+                f"rollout.urls: none of the servers responded within {_START_TIMEOUT:g} s"
+            )
 
     async def _start_problem(self, server: Server) -> str | None:
         """Returns the reason to wait for a server, or None if the server has started."""
@@ -335,10 +337,10 @@ class Fleet:
         # Use `not` and `<=`, because a comparison with NaN is False, and NaN must be rejected.
         if not difference <= self.bound:
             raise UserError(
-                f"rollout.urls: {server.url} does not sample with the weights it was sent: "
-                f"log-probabilities of a fixed prompt differ by {difference:.2g} (at most "
-                f"{self.bound:g}); start it again, with --logprobs-mode processed_logprobs and "
-                f"--dtype {self.dtype}"
+                f"rollout.urls: {server.url} does not sample with the weights that it received: "
+                "its log-probabilities of a fixed prompt differ from the learner's by "
+                f"{difference:.2g} (allowed: {self.bound:g}); start the server again, with "
+                f"--logprobs-mode processed_logprobs and --dtype {self.dtype}"
             )
         if self._scores is None:
             return
@@ -348,10 +350,10 @@ class Fleet:
         self._evidence[server.url] = max(evidence, 0.0)
         if evidence > CERTAIN:
             raise UserError(
-                f"rollout.urls: {server.url} does not sample with the weights it was sent: its "
-                "log-probabilities of fixed prompts are nearer to the previous weights "
-                f"(difference {rms_difference(theirs, before):.2g}) than to the new ones "
-                f"({difference:.2g}); start it again (docs/vllm-training.md)"
+                f"rollout.urls: {server.url} does not sample with the weights that it received: "
+                "its log-probabilities of fixed prompts are closer to those of the previous "
+                f"weights (difference {rms_difference(theirs, before):.2g}) than to those of the "
+                f"new ones ({difference:.2g}); start the server again (docs/vllm-training.md)"
             )
 
     def _draw_contexts(self, version: int, poll: Poll) -> list[Context]:
@@ -373,7 +375,7 @@ class Fleet:
                 for prompt, (ids, _) in zip(prompts, reply):
                     contexts.append(dataclasses.replace(prompt, response=tuple(ids)))
                 return contexts
-        raise ServersLost("rollout.urls: none of the servers responds any more")
+        raise ServersLost("rollout.urls: all servers have stopped responding")
 
     async def _continue(
         self, server: Server, contexts: Sequence[Context], lengths: Sequence[int]
@@ -404,8 +406,8 @@ class Fleet:
                     raise ValueError(f"{length} were requested")
             except ValueError as error:
                 raise UserError(
-                    f"rollout.urls: {server.url} returns the tokens {shown(tokens)} for a fixed "
-                    f"prompt ({error}); start it again (docs/vllm-training.md)"
+                    f"rollout.urls: {server.url} returns the invalid tokens {shown(tokens)} for a "
+                    f"fixed prompt ({error}); start the server again (docs/vllm-training.md)"
                 ) from None
             return tokens, logprobs
 

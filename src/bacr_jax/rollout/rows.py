@@ -177,9 +177,9 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup)
     num_ids = setup.rules.allowed_tokens.shape[0]
     if num_ids != spec.config.vocab_size:
         raise UserError(
-            f"rollout: the rules have {num_ids} token ids, but the model has "
-            f"{spec.config.vocab_size} rows of the embedding; build the rules with the model's "
-            "vocab_size and a tokenizer that is not larger"
+            f"rollout: the decoding rules have {num_ids} token ids, but the embedding of the "
+            f"model has {spec.config.vocab_size} rows; build the rules with the vocab_size of the "
+            "model and a tokenizer that is not larger"
         )
     num_prompts = len(prompts.tokens)
     num_lengths = len(prompts.lengths)
@@ -188,11 +188,12 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup)
     if len(counts) > 1:
         raise UserError(
             f"rollout: found {num_prompts} prompts, {num_lengths} lengths, {len(rows.budgets)} "
-            f"budgets, {len(rows.cuts)} rows of cuts, {len(rows.ids)} row ids, {len(rows.limits)} "
-            f"limits and {len(rows.streams)} streams; pass one of each per row"
+            f"budgets, {len(rows.cuts)} arrays of cuts, {len(rows.ids)} row ids, "
+            f"{len(rows.limits)} limits and {len(rows.streams)} streams; pass one of each per "
+            "trace"
         )
     if not num_prompts:
-        raise UserError("rollout: there are no rows; pass at least one")
+        raise UserError("rollout: the request contains no prompts; pass at least one")
     if spec.max_parallel_cuts is not None and spec.answers > 1:
         raise UserError(
             f"rollout: max_parallel_cuts={spec.max_parallel_cuts} can't be used with "
@@ -213,13 +214,14 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
     def refuse(is_bad: Any, describe: Callable[[int], str]) -> None:
         if is_bad.any():
             row = int(np.argmax(is_bad))
-            raise UserError(f"rollout row {rows.ids[row]}: {describe(row)}")
+            raise UserError(f"rollout: trace {rows.ids[row]}: {describe(row)}")
 
-    refuse(lengths < 1, lambda i: "its prompt is empty; pass at least one token")
+    refuse(lengths < 1, lambda i: "the prompt is empty; pass at least one token")
     refuse(
         lengths > width,
         lambda i: (
-            f"found a prompt of {lengths[i]} tokens, but prompts are {width} wide; shorten it"
+            f"the prompt has {lengths[i]} tokens, but the array of prompts has only {width} "
+            "columns; pass a shorter length"
         ),
     )
     in_prompt = np.arange(width) < lengths[:, None]
@@ -227,19 +229,24 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
     refuse(
         is_unknown.any(1),
         lambda i: (
-            f"found the prompt token {tokens[i][is_unknown[i]][0]}, but the model has "
-            f"{spec.config.vocab_size} ids; use ids of the model's tokenizer"
+            f"the prompt contains the token id {tokens[i][is_unknown[i]][0]}, but the vocabulary "
+            f"of the model has {spec.config.vocab_size} tokens; use the tokenizer of the model"
         ),
     )
     refuse(
         ((budgets < 0) & (budgets != NO_BUDGET)) | (budgets > longest),
-        lambda i: f"found the budget {budgets[i]}; use 0 to {longest} tokens (or NO_BUDGET)",
+        lambda i: (
+            f"the budget {budgets[i]} is out of range; use 0 to {longest} tokens (or NO_BUDGET)"
+        ),
     )
     refuse(
         (limits < 0) | (limits > longest),
-        lambda i: f"found the limit {limits[i]}; use 0 to {longest} tokens",
+        lambda i: f"the limit of thinking tokens, {limits[i]}, is out of range; use 0 to {longest}",
     )
-    refuse((cuts < 0).any(1), lambda i: f"found a cut at {cuts[i].min()}; use 0 or more tokens")
+    refuse(
+        (cuts < 0).any(1),
+        lambda i: f"a cut (truncation point) is at {cuts[i].min()} tokens; use 0 or more tokens",
+    )
 
 
 def _check_streams(
@@ -252,7 +259,9 @@ def _check_streams(
       streams: index of each row's key and temperature. None if it was not specified.
     """
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise UserError("rollout: found an old-style key; use jax.random.key(seed)")
+        raise UserError(
+            "rollout: the random key is an old-style array of integers; use jax.random.key(seed)"
+        )
     num_keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (num_keys,):
         raise UserError(
@@ -263,14 +272,14 @@ def _check_streams(
         return
     if streams is None:
         raise UserError(
-            f"rollout: found {num_keys} random keys, but `streams` is missing; pass the index of "
-            "each row's key as `streams`"
+            f"rollout: {num_keys} random keys were passed, but `streams`, which assigns a key to "
+            "each trace, is missing; pass the index of each trace's key as `streams`"
         )
     if len(streams) and not 0 <= streams.min() <= streams.max() < num_keys:
         raise UserError(
-            f"rollout: `streams` must contain the index of a random key for each row, but found "
-            f"indices from {streams.min()} to {streams.max()}; use 0 to {num_keys - 1}, because "
-            f"{num_keys} keys were passed"
+            "rollout: `streams` must contain the index of a random key for each trace, but "
+            f"contains indices from {streams.min()} to {streams.max()}; use 0 to {num_keys - 1}, "
+            f"because {num_keys} keys were passed"
         )
 
 
@@ -284,8 +293,8 @@ def check_finite(broken_rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], p
     """
     if len(broken_rows):
         raise UserError(
-            f"rollout row {ids[broken_rows[0]]}: logits are not finite while decoding its {part} "
-            f"({len(broken_rows)} such rows), because the weights contain NaN or infinity, or "
-            "bfloat16 overflows; go back to an earlier checkpoint, or set "
+            f"rollout: the logits of trace {ids[broken_rows[0]]} were not finite while its {part} "
+            f"was decoded ({len(broken_rows)} such traces). The weights contain NaN or infinity, "
+            "or bfloat16 overflows; go back to an earlier checkpoint, or set "
             "model.compute_dtype=float32"
         )

@@ -317,8 +317,8 @@ def first_reaching(mass: Float[Array, "R n"], share: RowFloats) -> tuple[TokenId
     positive = mass > 0
     threshold = share[:, None] * total[:, -1:]
     reached = positive & (total > threshold)
-    # If share * total is rounded up to the total, no entry exceeds it. Use the last entry with
-    # mass.
+    # If share * total is rounded up to the total, no entry exceeds it. In this case, use the last
+    # entry with a positive mass.
     from_end = jnp.argmax(positive[:, ::-1], axis=-1)
     last = mass.shape[-1] - 1 - from_end
     is_reached = reached.any(-1)

@@ -160,7 +160,7 @@ class RolloutSpec(DecodeSpec):
         if self.slots % shards:
             nearest = max(round(self.slots / shards), 1) * shards
             raise UserError(
-                f"rollout.slots={self.slots} can't be split evenly over {shards} devices; set "
-                f"rollout.slots={nearest}"
+                f"rollout.slots={self.slots}: the sequences that are decoded at the same time "
+                f"can't be split evenly over {shards} devices; set rollout.slots={nearest}"
             )
         return doubling_sizes(self.slots, self.refill, shards)

@@ -132,9 +132,9 @@ def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[
         ]
         if differences:
             return (
-                f"process {process} on {hosts[process]} does not belong to the run of process 0 "
-                f"on {hosts[0]}: it differs in {first_of(differences, _MAX_LISTED)}; start all "
-                "processes with the same command, files, versions and environment"
+                f"process {process} on {hosts[process]} can't train together with process 0 on "
+                f"{hosts[0]}, because these differ: {first_of(differences, _MAX_LISTED)}; start "
+                "all processes with the same command, files, versions and environment"
             )
     return None
 

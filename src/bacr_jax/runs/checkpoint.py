@@ -89,7 +89,9 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     record = files.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
     if record.get("digest") != _text_digest(content):
-        raise DigestMismatch("meta differs from what was saved, or was saved without digests")
+        raise DigestMismatch(
+            "the metadata was changed after it was saved, or was saved without digests"
+        )
     return content["meta"], content["digests"]
 
 
@@ -244,14 +246,14 @@ def damaged_policy(state: Path, reason: str) -> UserError:
     steps = steps_in(state.parents[1])
     if steps and not state.parent.exists():
         return UserError(
-            f"{state.parent} was deleted by its run, which is still training; run the same "
-            f"command again, or pass --step {steps[-1]}"
+            f"{state.parent}: this checkpoint was deleted, because its run is still training and "
+            f"saved newer ones; run the same command again, or pass --step {steps[-1]}"
         )
     older = [step for step in steps if step < int(state.parent.name)]
-    instead = f", or use the one before: --step {older[-1]}" if older else ""
+    instead = f", or pass --step {older[-1]} to use the previous checkpoint" if older else ""
     return UserError(
         f"{state}: the policy can't be read, because the checkpoint is damaged ({reason}); copy "
-        f"the run's checkpoint again{instead}"
+        f"the checkpoint from the run again{instead}"
     )
 
 
@@ -303,7 +305,7 @@ class Checkpoints:
         self._contexts = contextlib.ExitStack()
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            # A path to the folder without special characters.
+            # Pass a path without special characters to Orbax, which would interpret them.
             self._path = self._contexts.enter_context(_without_special_characters(self.folder))
             self._manager = ocp.CheckpointManager(self._path, options=options)
         self._reader = self._contexts.enter_context(ThreadPoolExecutor(1, "reading back"))
@@ -429,7 +431,9 @@ class Checkpoints:
         if step is None:
             step = self.latest
         if step is None:
-            raise UserError(f"{self.folder} contains no finished checkpoint")
+            raise UserError(
+                f"{self.folder} contains no finished checkpoint, from which the run could continue"
+            )
         # Uncommitted arrays are restored to the host and stay uncommitted. If they were
         # committed to one of several devices, they could not be combined with arrays that
         # are sharded over all devices.
@@ -494,7 +498,7 @@ class Checkpoints:
         except Exception as error:
             cause = "is damaged"
             if not isinstance(error, DigestMismatch):
-                cause += ", or belongs to another model than this config's"
+                cause += ", or was saved for a model of another shape than the config describes"
             raise UserError(self._unreadable(step, f"{cause} ({reason_of(error)})")) from None
 
     def _unreadable(self, step: int, cause: str) -> str:
@@ -502,6 +506,6 @@ class Checkpoints:
         older = [other for other in self.steps if other < step]
         alternative = f"step {older[-1]}" if older else "the start"
         return (
-            f"{self.folder / str(step)} {cause}; remove it, and run the same command again to "
-            f"continue from {alternative}"
+            f"{self.folder / str(step)} {cause}; delete this checkpoint, and run the same command "
+            f"again to continue from {alternative}"
         )

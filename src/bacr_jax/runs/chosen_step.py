@@ -57,15 +57,17 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
     paths = RunPaths(folder)
     steps = steps_in(paths.checkpoints)
     if not steps:
-        raise UserError(f"--run {folder} contains no finished checkpoint; let the run save one")
+        raise UserError(
+            f"--run {folder} contains no finished checkpoint yet; wait until the run has saved one"
+        )
     newest = steps[-1]
     step: Any = requested
     best = _read_best(paths, required=requested in (None, BEST))
     if requested == BEST:
         if best is None:
             raise UserError(
-                f"--step {BEST}: {folder} contains no evaluation made during or after training; "
-                f"use the number of a step, or {NEWEST}"
+                f"--step {BEST}: the best checkpoint of {folder} is unknown, because the run was "
+                f"not evaluated during or after training; use the number of a step, or {NEWEST}"
             )
         step = best["step"]
     elif requested is None and best is not None and best["set"] is not None:
@@ -74,7 +76,7 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
         step = newest
     if step not in steps:
         raise UserError(
-            f"--step {step}: {folder} contains no such checkpoint; use one of "
+            f"--step {step}: {folder} contains no checkpoint of this step; use one of "
             f"{', '.join(map(str, steps))}"
         )
     return ChosenStep(folder, step, newest, requested, best)
@@ -95,7 +97,8 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
         if not required:
             return None
         raise UserError(
-            f"{paths.best} is damaged; pass --step with the number of a step, or --step {NEWEST}"
+            f"{paths.best}, which names the best checkpoint, is damaged; pass --step with the "
+            f"number of a step, or --step {NEWEST}"
         ) from None
 
 

@@ -206,7 +206,9 @@ def check_replicas(tree: Any) -> None:
         for path, index, location, digest in json.loads(text):
             first, expected = first_copies.setdefault((path, index), (location, digest))
             if digest != expected:
-                raise DigestMismatch(f"{path}: its copies on {first} and {location} differ")
+                raise DigestMismatch(
+                    f"{path}: the copies of this array on {first} and {location} differ"
+                )
 
 
 def _has_copies(array: jax.Array) -> bool:

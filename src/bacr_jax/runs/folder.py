@@ -85,9 +85,14 @@ def read_config_file(path: Path) -> Config:
     is_sealed = first_line.startswith(_SEAL)
     config = config_io.load([path], accept_earlier=is_sealed)
     if not text.strip():
-        raise UserError(f"{path} is empty; restore its original content")
+        raise UserError(
+            f"{path}, the config that the run wrote, is empty; restore its original content"
+        )
     if is_sealed and first_line.removeprefix(_SEAL) != _digest(rest):
-        raise UserError(f"{path} is not the file that the run wrote; restore its original content")
+        raise UserError(
+            f"{path} was changed after the run wrote it; restore its original content, and set "
+            "other values with options or in your own config"
+        )
     return config
 
 
@@ -300,7 +305,7 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
     entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
     if entries and marker not in entries:
         raise UserError(
-            f"{where} is not empty and contains no {what} (found {entries[0]!r}); use "
+            f"{where} contains no {what}, but other files such as {entries[0]!r}; use "
             f"{free_folder(where, path)}"
         )
     return bool(entries)
@@ -315,13 +320,13 @@ def _refuse_foreign_folder(
         if resume != "required":
             return
         raise UserError(
-            f"{where} contains no run to continue; use the folder of a run, or leave out the "
-            "option --resume required"
+            f"{where} contains no run to continue; use the folder of a run, or leave out "
+            "`--resume required`"
         )
     if resume == "never":
         raise UserError(
-            f"{where} already contains a run; use {free_folder(where, path)}, or leave out the "
-            "option --resume never"
+            f"{where} already contains a run; use {free_folder(where, path)}, or leave out "
+            "`--resume never`"
         )
     try:
         differing = _differing(path / _CONFIG, values)
@@ -337,9 +342,9 @@ def _refuse_foreign_folder(
             for key, (recorded, now) in refused.items()
         ]
         raise UserError(
-            f"{where} contains a run with another config, which differs in "
-            f"{first_of(changes, _MAX_LISTED)}; use {free_folder(where, path)} for a new run, the "
-            f"same config to resume, or {_allow_change(list(refused))}"
+            f"{where} contains a run whose config differs in {first_of(changes, _MAX_LISTED)}; "
+            f"use {free_folder(where, path)} for a new run, the same config to resume, or "
+            f"{_allow_change(list(refused))}"
         )
 
 
@@ -376,7 +381,8 @@ def lock_folder(path: Path, where: str) -> TextIO:
     if lock is None:
         holder = (path / LOCK).read_text().strip() or "another process"
         raise UserError(
-            f"{where} is in use by {holder}; wait for it, or use {free_folder(where, path)}"
+            f"{where} is in use by {holder}; wait until it has finished, or use "
+            f"{free_folder(where, path)}"
         )
     return lock
 

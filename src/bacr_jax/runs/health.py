@@ -149,13 +149,14 @@ def _accuracy(metrics: Metrics) -> float:
 SYMPTOMS = {
     "no_reward": Symptom(
         lambda m, _: _accuracy(m) == 0.0,
-        f"not one right answer in {PATIENCE} iterations: nothing can be learned. Likely answers "
-        "are not in the form that the grader reads, or end before it: look into rollouts/, raise "
-        "rollout.answer_tokens or budget.min, or start from a model that can do the task",
+        f"no answer was right for {PATIENCE} iterations, so the policy learns nothing. Often the "
+        "grader can't read the answers, or they are truncated: look at the answers in rollouts/, "
+        "set a larger rollout.answer_tokens or budget.min, or start from a model that can solve "
+        "some of the questions",
     ),
     "always_right": Symptom(
         lambda m, _: _accuracy(m) == 1.0,
-        f"every answer was right for {PATIENCE} iterations: nothing is left to learn. Choose "
+        f"every answer was right for {PATIENCE} iterations, so nothing is left to learn. Choose "
         "harder questions (data.train) or smaller budgets (budget.max)",
     ),
     "collapse": Symptom(
@@ -163,75 +164,77 @@ SYMPTOMS = {
             reference.best_accuracy > WORTH_LOSING
             and _accuracy(m) < COLLAPSED_TO * reference.best_accuracy
         ),
-        "the share of right answers has collapsed: it was below a quarter of its best in two steps "
-        "in a row. Likely the updates are too large: lower optimizer.learning_rate, or hold the "
-        "policy with loss.kl_coef; checkpoints/ has the best one so far (best.json)",
+        "the share of right answers has collapsed: it was below a quarter of its best value in "
+        "two consecutive steps. Often the updates are too large: set a lower "
+        "optimizer.learning_rate, or keep the policy near its start with loss.kl_coef. The best "
+        "checkpoint so far is kept (best.json)",
         # A single step can be this low by chance if a batch has few questions. Of 950 committed
         # runs, only the one that collapsed has two such steps in a row (docs/alarms.md).
         2,
     ),
     "closed_answers": Symptom(
         _closes_less,
-        "fewer answers are closed than at the first step (rollout/closed_answers), for "
-        f"{SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at rollouts/; "
-        "go back to a checkpoint, and set a lower optimizer.learning_rate and "
-        "optimizer.conditioning_learning_rate",
+        f"for {SHORT_PATIENCE} steps, fewer answers than at the first step end with the closing "
+        "tag (rollout/closed_answers): the policy is degrading at one or more budgets. Look at "
+        "rollouts/, go back to an earlier checkpoint, and set a lower optimizer.learning_rate "
+        "and optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
     "repetition": Symptom(
         _repeats_more,
-        "more traces repeat themselves at their end than at the first step (rollout/repetition), "
-        f"for {SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at "
-        "rollouts/; go back to a checkpoint, and set a lower optimizer.learning_rate and "
-        "optimizer.conditioning_learning_rate",
+        f"for {SHORT_PATIENCE} steps, more traces than at the first step end in repetitions "
+        "(rollout/repetition): the policy is degrading at one or more budgets. Look at "
+        "rollouts/, go back to an earlier checkpoint, and set a lower optimizer.learning_rate "
+        "and optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
     "one_sided": Symptom(
         _one_sided,
-        "the mean advantage was more than half of its deviation below 0 in two steps in a row: "
-        "the updates mostly lower the probability of what was sampled, which ruins a policy that "
-        "can do the task. Set a lower optimizer.learning_rate, or more rollout.questions, so that "
-        "the mean reward of a batch varies less",
+        "the mean advantage was below 0 by more than half a standard deviation in two "
+        "consecutive steps: the updates mostly lower the probability of the sampled tokens, "
+        "which can destroy the abilities of the policy. Set a lower optimizer.learning_rate, or "
+        "a larger rollout.questions, so that the mean reward varies less between batches",
         2,
     ),
     "update_kl": Symptom(
         _is_shortened,
-        "the updates were more than ten times as large as optimizer.max_update_kl allows, for "
-        f"{SHORT_PATIENCE} steps (policy/update_kl): each was shortened or dropped. Set a lower "
-        "optimizer.learning_rate and optimizer.conditioning_learning_rate, or more "
-        "optimizer.warmup_steps",
+        f"for {SHORT_PATIENCE} steps, the updates were more than ten times as large as "
+        "optimizer.max_update_kl allows (policy/update_kl), so each of them was shortened or "
+        "dropped. Set a lower optimizer.learning_rate and optimizer.conditioning_learning_rate, "
+        "or more optimizer.warmup_steps",
         SHORT_PATIENCE,
     ),
     "clipped": Symptom(
         lambda m, _: m.get("policy/clipped_share", 0.0) > CLIPPED,
-        "more than half of the token losses are clipped: most of the batch teaches nothing. Lower "
-        "optimizer.learning_rate or train.minibatches",
+        "the loss of more than half of the tokens is clipped, so most of the batch has no "
+        "gradient. Set a lower optimizer.learning_rate or fewer train.minibatches",
     ),
     "verdicts": Symptom(
         lambda m, _: _lost(m),
-        "the grader's workers die or run out of time on more than a tenth of the answers, or a "
-        "verifier or reward of your own gives them no score: they count as 0. Look at the metrics "
-        "process/grader_*, at the memory of the machine and at the answers in rollouts/",
+        "more than a tenth of the answers got no score and count as 0, because the grader's "
+        "worker processes crashed or timed out, or because your own verifier or reward failed. "
+        "Look at the metrics process/grader_*, at the memory of the machine, and at the answers "
+        "in rollouts/",
     ),
     "slow_host": Symptom(
         lambda m, _: m.get("process/slowest_host_times", 0.0) >= SLOW_HOST,
-        "one process takes three times as long as the others for its own work, and all wait for "
-        "it: look at the cores of that host (process/slowest_host), and at who else uses them",
+        "one process needs three times as long as the others for its part of a step, and all "
+        "others wait for it. Check the CPU load of its host (process/slowest_host)",
     ),
     "off_centre": Symptom(
         lambda m, _: _off_centre(m),
-        "the mean advantage is more than half of its deviation away from 0, and the sampled "
-        "policy is not quite the learned one: their difference biases the gradient. Set "
-        "loss.importance_cap=2, advantage.score_by_budget=true where budgets differ much, or "
-        "advantage.score_weighted=false",
+        "the mean advantage differs from 0 by more than half a standard deviation, and the "
+        "policy that sampled the traces differs slightly from the one that is trained, which "
+        "together bias the gradient. Set loss.importance_cap=2, advantage.score_by_budget=true "
+        "if the budgets differ by more than a factor of two, or advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
         lambda m, reference: m.get("mismatch/absolute", 0.0) > reference.largest_mismatch,
-        "the sampler and the learner disagree about the same tokens by more than rounding "
-        "(mismatch/absolute). With rollout.engine=vllm, a server probably has old weights, or "
-        "samples with its own temperature or top-p (--logprobs-mode processed_logprobs) or in "
-        "another --dtype; with rollout.async_steps=1 the updates may be too large "
-        "(optimizer.learning_rate). Otherwise set loss.importance_cap=2.0, or "
+        "the log-probabilities of sampler and learner for the same tokens differ by more than "
+        "rounding errors (mismatch/absolute). With rollout.engine=vllm, a server probably has "
+        "old weights, or samples with its own temperature or top-p (--logprobs-mode "
+        "processed_logprobs) or in another --dtype. With rollout.async_steps=1, the updates may "
+        "be too large (optimizer.learning_rate). Otherwise set loss.importance_cap=2.0, or "
         "model.compute_dtype=float32 to see whether the cause is rounding",
         patience=1,
     ),

@@ -86,12 +86,12 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
     if present_metrics != recorded_metrics:
         before = recorded_metrics["records"]
         now = present_metrics["records"]
-        change = "its records are different"
+        change = "the contents of its records differ"
         if now != before:
-            change = f"it had {before} records, and has {now}"
+            change = f"it had {before} records, and now has {now}"
         raise UserError(
-            f"{paths.metrics} was changed after the checkpoint of step {step} was saved: {change}; "
-            "restore the file, or use another output.dir"
+            f"{paths.metrics} was changed after the checkpoint of step {step} was saved: "
+            f"{change}; restore the original file, or use another output.dir"
         )
     notes = []
     evaluations: Records = kept["evaluations"]
@@ -117,7 +117,8 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
 def _restored_note(path: Path, step: int) -> str:
     """Returns the note about a restored file."""
     return (
-        f"note: {path} was not as the run had left it; it was written again from checkpoint {step}"
+        f"note: {path} was changed since the run wrote it, so its content was restored from "
+        f"checkpoint {step}"
     )
 
 

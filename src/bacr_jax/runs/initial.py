@@ -180,8 +180,8 @@ def read_base(
     expected = read_meta(state).get("base_fingerprint")
     if expected not in (None, fingerprint(params)):
         raise UserError(
-            f"{source} contains other weights than those that the adapters in {folder} were "
-            "trained on; restore the original weights"
+            f"{source}: the base weights were changed after the adapters in {folder} were trained "
+            "on them; restore the original weights"
         )
     return params
 
@@ -192,7 +192,8 @@ def _read_warmup(folder: Path, dtype: Any) -> Params:
     steps = steps_in(weights)
     if not steps:
         raise UserError(
-            f"{folder} contains no finished warm-up, on which the adapters were trained"
+            f"{folder} contains no finished warm-up, but the run's adapters were trained on the "
+            "weights of one; restore this folder"
         )
     params = read_part(weights / str(steps[-1]) / "state")
     return dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))

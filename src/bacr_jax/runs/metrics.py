@@ -151,7 +151,7 @@ class Wandb:
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"output.wandb=true: Weights & Biases did not start ({reason}); run `wandb "
+                f"output.wandb=true: Weights & Biases could not be started ({reason}); run `wandb "
                 "login`, set WANDB_MODE=offline, or set WANDB_PROJECT to the name of the project"
             ) from None
         folder.wandb.mkdir(exist_ok=True)
@@ -237,7 +237,12 @@ class MetricsWriter:
         line = {name: as_json(value) for name, value in values.items()}
         append_line(self._folder.metrics, {"step": step, **line})
         for board in self._boards:
-            attempt(f"{type(board).__name__}: a step can't be shown", board.metrics, step, values)
+            attempt(
+                f"{type(board).__name__}: metrics of a step can't be logged",
+                board.metrics,
+                step,
+                values,
+            )
 
     def show(self, step: int, kind: Literal["numbers", "pictures", "traces"], content: Any) -> None:
         """Logs additional results of a step to TensorBoard and Weights & Biases.
@@ -254,12 +259,12 @@ class MetricsWriter:
             return
         for board in self._boards:
             name = type(board).__name__
-            attempt(f"{name}: {kind} can't be shown", getattr(board, kind), step, content)
+            attempt(f"{name}: {kind} can't be logged", getattr(board, kind), step, content)
 
     def close(self) -> None:
         """Flushes and closes TensorBoard and Weights & Biases."""
         for board in self._boards:
-            attempt(f"{type(board).__name__}: can't be ended", board.close)
+            attempt(f"{type(board).__name__}: the log can't be closed", board.close)
         self._boards = []
 
 

@@ -90,20 +90,20 @@ def check_same_questions(
     Raises:
       UserError: the questions or the source file of a verifier differ.
     """
-    advice = "restore the file, or use another output.dir"
+    advice = "restore the original file, or use another output.dir to start a new run"
     if then["data_fingerprint"] != now["data_fingerprint"]:
         raise UserError(
-            f"data.train={written(train)}: its questions differ from those that the "
-            f"run in {run} was trained on; {advice}"
+            f"data.train={written(train)}: the questions differ from those that the run in {run} "
+            f"was trained on; {advice}"
         )
     evaluated_before = then["evaluated_fingerprints"]
     evaluated_now = now["evaluated_fingerprints"]
     for name in sorted({*evaluated_before, *evaluated_now}):
         if evaluated_before.get(name) != evaluated_now.get(name):
             raise UserError(
-                f"data.eval: the questions of {name} differ from those of the run's earlier "
-                f"evaluations in {run}; {advice} (bacr evaluate --run evaluates a finished run on "
-                "other questions)"
+                f"data.eval: the questions of {name} differ from those that the run in {run} was "
+                f"evaluated on before; {advice} (to evaluate a finished run on other questions, "
+                "use bacr evaluate --run)"
             )
     # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
@@ -112,9 +112,9 @@ def check_same_questions(
     for name, digest in now["verifier_fingerprints"].items():
         if verifiers_before.get(name, digest) != digest:
             raise UserError(
-                f"{name}: the file is not the one that graded the run in {run}; restore it, use "
-                "another output.dir, or give the new file another name and pass --allow-change "
-                f"{name.partition('=')[0]}"
+                f"{name}: the code that grades answers was changed after the run in {run} was "
+                "started; restore the file, use another output.dir, or give the new file another "
+                f"name and pass --allow-change {name.partition('=')[0]}"
             )
 
 
@@ -157,25 +157,25 @@ def check_same_prompts(
     changed = any(then["config"].get(key) != settings[key] for key in _PROMPT_KEYS)
     key = "model.tokenizer" if values["model.tokenizer"] else "model.path"
     folder = f"{key}={values[key]}"
-    advice = "restore the files, or use another output.dir"
+    advice = "restore the original files, or use another output.dir to start a new run"
     for name, digest in now.items():
         if before.get(name, digest) == digest:
             continue
         if name == "tokenizer":
             raise UserError(
-                f"{folder}: its tokenizer has another vocabulary than when the run in {run} was "
-                f"trained; {advice}"
+                f"{folder}: the vocabulary of its tokenizer differs from the one that the run in "
+                f"{run} was trained with; {advice}"
             )
         if changed:
             continue
         if name == "template":
             raise UserError(
-                f"{folder}: its chat template makes other prompts, or ends turns with other "
-                f"tokens, than when the run in {run} was trained; {advice}"
+                f"{folder}: its chat template differs from the one that the run in {run} was "
+                f"trained with, so prompts or the tokens that end a turn would differ; {advice}"
             )
         raise UserError(
-            f"{folder}: the prompts of {name} differ in their tokens from those of the run in "
-            f"{run}; {advice}"
+            f"{folder}: with this tokenizer, the prompts of {name} have different token ids than "
+            f"in the run in {run}; {advice}"
         )
 
 
@@ -188,12 +188,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
     """
     if "prompt_fingerprints" not in then:
         yield (
-            "note: the checkpoint has no digest of its prompts, so chat template and tokenizer "
-            "were not compared with the run's"
+            "note: the checkpoint does not contain a digest of its prompts, so the chat template "
+            "and the tokenizer were not compared with those that the run was trained with"
         )
     for what in ("versions", "devices", "mesh"):
         if then[what] != now[what]:
             yield (
-                f"note: {what} were {then[what]} and are {now[what]} now: the run continues, but "
-                "its results are not bit for bit the ones without the change"
+                f"note: {what} were {then[what]}, and are now {now[what]}; the run continues, but "
+                "its results will not be bit-identical to those of an uninterrupted run"
             )

@@ -43,9 +43,9 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
     if count <= MOST_RESTARTS:
         return ""
     return (
-        f"training: stopped, because Slurm restarted job {job} {count} times and no checkpoint "
-        f"was saved in between; look into the job's log, and submit it again. {paths.restarts} "
-        "contains the count"
+        f"training: stopped, because Slurm restarted job {job} {count} times, and no checkpoint "
+        "was saved between the restarts; find the cause in the job's log, and submit the job "
+        f"again. {paths.restarts} contains the count"
     )
 
 

@@ -282,5 +282,6 @@ def weights_fingerprint(folder: Path) -> str:
         return fingerprint(folder)
     except FileNotFoundError:
         raise UserError(
-            f"{folder} contains no safetensors weights; use a Hugging Face folder"
+            f"{folder} contains no weights in the safetensors format; use a Hugging Face model "
+            "folder"
         ) from None

@@ -98,8 +98,8 @@ def vocabulary_rows(model: ModelConfig, tokenizer_size: int) -> int:
             where = f"model.tokenizer={model.tokenizer}"
             subject = model_key
         raise UserError(
-            f"{where}: the tokenizer has {tokenizer_size} ids, but {subject} has only {rows} "
-            "embedding rows; use the model's tokenizer"
+            f"{where}: the tokenizer has {tokenizer_size} token ids, but {subject} has only "
+            f"{rows} embedding rows; use the tokenizer of the model"
         )
     return rows
 
@@ -126,12 +126,14 @@ def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: in
         if section.attention == "cudnn" and (shape.head_dim % 8 or shape.head_dim > 256):
             raise UserError(
                 f"{name}.attention=cudnn supports head dimensions up to 256 that are multiples of "
-                f"8, but the model has {shape.head_dim}; set {name}.attention=xla"
+                f"8, but the head dimension of the model is {shape.head_dim}; set "
+                f"{name}.attention=xla"
             )
     if adapter.rank is not None and model.path is None and not settings.has_warmup:
         raise UserError(
-            f"adapter.rank={adapter.rank}: the adapters would be trained on frozen random weights; "
-            "set model.path=FOLDER (or warmup.steps for the ledger)"
+            f"adapter.rank={adapter.rank}: the adapters would be trained on random weights, which "
+            "stay frozen; set model.path=FOLDER to use a pretrained model, or warmup.steps to "
+            "train the weights first (ledger)"
         )
     if adapter.path is not None:
         peft.check_adapter(adapter.path, shape, adapter)
@@ -153,8 +155,9 @@ def _check_teacher(folder: str, shape: Qwen2Config) -> None:
     teacher = read_hf_config(folder)
     if teacher.vocab_size != shape.vocab_size:
         raise UserError(
-            f"distill.teacher={folder} has {teacher.vocab_size} embedding rows, but the policy "
-            f"has {shape.vocab_size}; use a teacher with the policy's vocabulary"
+            f"distill.teacher={folder}: the vocabulary of the teacher has {teacher.vocab_size} "
+            f"tokens, but that of the policy has {shape.vocab_size}; use a teacher with the same "
+            "vocabulary"
         )
 
 
@@ -167,11 +170,11 @@ def check_positions(limits: ResponseLimits, shape: Qwen2Config, longest_prompt: 
     answers = limits.answer_tokens
     free = shape.max_positions - longest_prompt - answers
     if largest > free:
-        advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
+        advice = f"set at most {free} tokens" if free > 0 else "set a smaller rollout.answer_tokens"
         raise UserError(
-            f"{key}={largest}: with prompts of {longest_prompt} tokens and rollout.answer_tokens="
-            f"{answers} the model's {shape.max_positions} positions leave {max(free, 0)} for "
-            f"thinking; {advice}"
+            f"{key}={largest}: the model has {shape.max_positions} positions, of which prompts of "
+            f"{longest_prompt} tokens and rollout.answer_tokens={answers} leave {max(free, 0)} "
+            f"for thinking; {advice}"
         )
 
 
@@ -195,9 +198,10 @@ def check_allowance(
     longest = longest_prompt + thinking + answers
     if allowance is not None and allowance < longest:
         raise UserError(
-            f"train.micro_batch_tokens={allowance}: a row may have {longest} tokens "
-            f"({longest_prompt} of the prompt, {thinking} of thinking, {answers} of answers); set "
-            f"it to at least {longest}, or set a smaller budget.max"
+            f"train.micro_batch_tokens={allowance}: a trace may have {longest} tokens "
+            f"({longest_prompt} of the prompt, {thinking} of thinking, {answers} of answers), "
+            f"which must fit into one micro-batch; set it to at least {longest}, or set a smaller "
+            "budget.max"
         )
 
 
@@ -234,8 +238,8 @@ def mesh_shape(settings: PolicySettings, shape: Qwen2Config, num_devices: int) -
         if slots is not None and slots % layout.slot_shards:
             nearest = max(slots // layout.slot_shards, 1) * layout.slot_shards
             raise UserError(
-                f"{name}={slots} can't be split evenly over the {layout.slot_shards} devices that "
-                f"decode separate rows; set {name}={nearest}"
+                f"{name}={slots}: the sequences that are decoded at the same time can't be split "
+                f"evenly over {layout.slot_shards} devices; set {name}={nearest}"
             )
     return layout
 
@@ -250,7 +254,7 @@ def _check_rows_divide(rollout: RolloutConfig, train: TrainConfig, layout: MeshS
         nearest = max(round(rollout.questions / step), 1) * step
         raise UserError(
             f"rollout.questions={rollout.questions} x rollout.group_size={rollout.group_size} = "
-            f"{rows} rows can't be split evenly over {devices}; set rollout.questions={nearest}"
+            f"{rows} traces can't be split evenly over {devices}; set rollout.questions={nearest}"
         )
     update_rows = rows // train.minibatches
     if train.micro_batch_tokens is None and update_rows % shards:
@@ -258,21 +262,21 @@ def _check_rows_divide(rollout: RolloutConfig, train: TrainConfig, layout: MeshS
         even = [n for n in divisors if rows // n % shards == 0]
         nearest = min(even, key=lambda n: abs(n - train.minibatches))
         raise UserError(
-            f"train.minibatches={train.minibatches}: the {update_rows} rows of an update can't be "
-            f"split evenly over {devices}; set train.minibatches={nearest}"
+            f"train.minibatches={train.minibatches}: the {update_rows} traces of an update can't "
+            f"be split evenly over {devices}; set train.minibatches={nearest}"
         )
     if train.padding_free and shards * layout.tensor > 1:
         raise UserError(
-            f"train.padding_free=true works on one device only, found {shards * layout.tensor}; "
-            "set train.padding_free=false"
+            "train.padding_free=true works on a single device only, but this run uses "
+            f"{shards * layout.tensor}; set train.padding_free=false"
         )
     micro_rows = train.micro_batch_rows
     if micro_rows is not None and micro_rows < update_rows and micro_rows % shards:
         even = [n for n in range(shards, update_rows + 1, shards) if update_rows % n == 0]
         nearest = min(even, key=lambda n: abs(n - micro_rows))
         raise UserError(
-            f"train.micro_batch_rows={micro_rows} can't be split evenly over {devices}; set "
-            f"train.micro_batch_rows={nearest}"
+            f"train.micro_batch_rows={micro_rows}: the traces of a micro-batch can't be split "
+            f"evenly over {devices}; set train.micro_batch_rows={nearest}"
         )
 
 

@@ -188,13 +188,14 @@ def guarded(
             train=guard.restored(),
             generated_tokens=state.generated_tokens + wasted,
         )
-        notes = (f"undid the update of step {step}, since {breach}; this step is sampled again",)
+        notes = (f"undid the update of step {step}, because {breach}; this step is sampled again",)
         rounds, cursors = sample_step(run, state, step, clock, poll, again=True)
         second_breach = guard.breach(shares_of(rounds[0]))
         if second_breach is not None:
             notes += (
-                f"without the update of step {step}, {second_breach} as well; training continues. "
-                "Set another bound, or a lower optimizer.learning_rate",
+                f"the traces sampled without the update of step {step} exceed a bound too "
+                f"({second_breach}); training continues. Set another bound, or a lower "
+                "optimizer.learning_rate",
             )
     guard.keep(state.train, shares_of(rounds[0]))
     return state, rounds, cursors, notes

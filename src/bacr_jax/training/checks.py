@@ -37,7 +37,7 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
     for key in allowed:
         if key not in config_io.flatten(config):
             near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
-            raise UserError(f"--allow-change {key} is not a key of a config; use {near[0]}")
+            raise UserError(f"--allow-change {key}: {key} is not a config key; use {near[0]}")
 
 
 def with_local_model(model: ModelConfig, *, download: bool) -> ModelConfig:

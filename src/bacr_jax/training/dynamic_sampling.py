@@ -65,7 +65,8 @@ def with_shuffled_input(plan: BatchPlan, key: Array) -> BatchPlan:
     Args:
       key: PRNG key of the plan.
     """
-    # The key of the plan is split for other draws, so a key with other data is folded in.
+    # The key of the plan is split for other random numbers, so a constant is folded in to get an
+    # independent key.
     shuffle_key = jax.random.fold_in(key, _SHUFFLE)
     flat = plan.budgets.reshape(-1)
     shuffled = jax.random.permutation(shuffle_key, flat).reshape(plan.budgets.shape)

@@ -26,9 +26,9 @@ def skipped_updates(step: int, skipped: int, checkpoint: Path) -> TrainingFailed
     """
     return TrainingFailed(
         f"training: stopped after step {step}, because the loss or its gradient was not finite in "
-        f"{skipped} updates in a row; the parameters before these updates are in {checkpoint}. "
-        "Set a lower optimizer.learning_rate or model.compute_dtype=float32, or look at the "
-        "rewards"
+        f"{skipped} consecutive updates; {checkpoint} contains the parameters before these "
+        "updates. Set a lower optimizer.learning_rate or model.compute_dtype=float32, or check "
+        "the rewards"
     )
 
 
@@ -41,10 +41,10 @@ def head_not_finite(step: int, last_saved: int, checkpoints: Path) -> TrainingFa
       checkpoints: folder that contains all checkpoints.
     """
     return TrainingFailed(
-        f"training: stopped after step {step}, because the value head or its optimizer contains "
-        "numbers that are not finite; they were not saved. Set a lower value.learning_rate (or "
-        "optimizer.learning_rate with optimizer.single_rate) and pass it with --allow-change; the "
-        f"same command then continues from checkpoint {last_saved} in {checkpoints}"
+        f"training: stopped after step {step}, because the parameters of the value head or of its "
+        "optimizer are not finite; this state was not saved. Set a lower value.learning_rate (or "
+        "optimizer.learning_rate with optimizer.single_rate) and pass it with --allow-change; "
+        f"the same command then continues from checkpoint {last_saved} in {checkpoints}"
     )
 
 
@@ -58,8 +58,8 @@ def device_fault(step: int, last_saved: int, mismatch: Exception) -> TrainingFai
     """
     return TrainingFailed(
         f"training: stopped after step {step}, because a device or its memory is faulty "
-        f"({mismatch}); nothing was saved. Run the same command on other devices to continue from "
-        f"checkpoint {last_saved}"
+        f"({mismatch}); this state was not saved. Run the same command on other devices to "
+        f"continue from checkpoint {last_saved}"
     )
 
 
@@ -76,8 +76,8 @@ def verifier_failed(
       checkpoints: folder that contains all checkpoints.
     """
     return VerifierFailed(
-        f"{verifier} gave no score to any of the answers {answers} (last error: {last_failure}). "
-        "Change it to return 0 for answers that it can't read, and use another output.dir; if it "
-        f"needs no change, run the same command again to continue from checkpoint {step} in "
-        f"{checkpoints}"
+        f"{verifier} returned no score for any of the answers {answers} (last error: "
+        f"{last_failure}). Change this function to return 0 for answers that it can't read, and "
+        "use another output.dir; if the function is correct, run the same command again to "
+        f"continue from checkpoint {step} in {checkpoints}"
     )

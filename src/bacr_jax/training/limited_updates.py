@@ -32,8 +32,8 @@ class LimitedUpdates(NamedTuple):
         """Yields a line for the end of the run for each kind of limit that was reached."""
         if self.undone:
             yield (
-                f"undid the updates of {self.undone:,} steps, after which the policy broke a bound "
-                "(train.undo_closed_answers, train.undo_filled_budgets)"
+                f"undid the updates of {self.undone:,} steps, because the policy exceeded a bound "
+                "afterwards (train.undo_closed_answers, train.undo_filled_budgets)"
             )
         if self.shortened:
             yield f"shortened the updates of {self.shortened:,} steps (optimizer.max_update_kl)"

@@ -218,9 +218,9 @@ class Trainer:
         origin = {name: fingerprint(part) for name, part in zip(_ORIGIN, parts) if part}
         if self.origin and self.origin != origin:
             raise UserError(
-                f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup} "
-                "contains other weights than at the start of the run, which still needs the "
-                "original ones; restore them, or use another output.dir"
+                f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup}: these "
+                "weights were changed since the start of the run, which still needs the original "
+                "ones; restore them, or use another output.dir"
             )
         self.origin = origin
         if self.config.loss.kl_coef > 0:

@@ -246,15 +246,15 @@ def format_lines(summary: Summary, name: str, answer_tokens: int) -> Iterator[st
     )
     if unclosed > NEVER_CLOSED:
         yield (
-            "  advice: an answer that is never closed gets no reward; raise rollout.answer_tokens="
-            f"{answer_tokens}, or look at what the model reads: "
+            "  advice: an answer that is never closed by a tag gets no reward; set a value above "
+            f"rollout.answer_tokens={answer_tokens}, or look at the prompts of the model with "
             "bacr data --config FILE --show-prompts 3"
         )
     if lenient_only > LENIENT_ONLY:
         yield (
-            "  advice: rewards follow the strict rules (docs/grading.md), by which these answers "
-            "are wrong; look at the answers in rollouts/, and try another data.prompt_format or "
-            "data.closing_text, or your own verifier (grader)"
+            "  advice: rewards follow the strict grading rules (docs/grading.md), by which these "
+            "answers are wrong; look at the answers in rollouts/, and try another "
+            "data.prompt_format or data.closing_text, or your own verifier (grader)"
         )
 
 

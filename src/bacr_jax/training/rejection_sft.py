@@ -133,8 +133,8 @@ def make_examples(
         rows.append([(prompt, False), (response, True), (suffix, False), (answer, True)])
     if not rows:
         raise UserError(
-            "selfbudgeter: the starting policy answered no training question correctly; use "
-            "another model, or a larger budget.max"
+            "selfbudgeter: the starting policy answered no training question correctly, but its "
+            "supervised steps need correct responses; use another model, or a larger budget.max"
         )
     return padded(rows)
 
@@ -209,8 +209,8 @@ def rejection_sft(
     assert settings is not None
     if shared.train.set.ids != run.task_data.train.set.ids:
         raise UserError(
-            "data.max_prompt_tokens drops different questions in the two prompt formats that the "
-            "cold start joins; set a larger number"
+            "data.max_prompt_tokens excludes different questions in the two prompt formats that "
+            "the supervised steps of selfbudgeter combine; set a larger number"
         )
     params = run.params(fresh.train)
     responses = sample_responses(run, settings, shared, params, poll)

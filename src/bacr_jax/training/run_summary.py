@@ -36,7 +36,7 @@ from bacr_jax.training.run import total_steps
 
 # Width of the column with the labels, in characters.
 _LABEL_WIDTH = 9
-# Stands for a blank inside a command, where a line must not be broken.
+# Placeholder for a space inside a command, at which a line must not be wrapped.
 _FIXED_BLANK = "\0"
 # Maximum number of characters of a question that is repeated in a command.
 _MAX_QUESTION = 40

@@ -119,14 +119,15 @@ def _check_process() -> None:
     """Raises UserError if this process can't send weights to servers."""
     if processes.several():
         raise UserError(
-            "rollout.engine=vllm: several processes train, but only one process can send weights; "
-            "train in one process with all devices of a machine, or set rollout.engine=jax"
+            "rollout.engine=vllm: this run has several training processes, but only a single "
+            "process can send weights to the servers; train in one process with all devices of a "
+            "machine, or set rollout.engine=jax"
         )
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UserError(
-            "rollout.engine=vllm: an event loop is already running, as in a notebook; use the "
-            "command bacr train"
+            "rollout.engine=vllm can't be used where an event loop is already running, such as "
+            "in a notebook; use the command bacr train"
         )
 
 

@@ -68,8 +68,9 @@ class SftBatches:
         style_format = task_data.style
         if not len(questions):
             raise UserError(
-                f"warmup.steps={settings.warmup.steps}: no question of {questions.name} has an "
-                f"answer and a trace ({', '.join(self.styles)}); set it to 0, or set another "
+                f"warmup.steps={settings.warmup.steps}: the warm-up needs questions with an "
+                f"answer and a trace in each style ({', '.join(self.styles)}), but "
+                f"{questions.name} contains none; set warmup.steps=0, or set another "
                 "data.trace_column"
             )
         closing = _closing_text(style_format)
@@ -212,15 +213,18 @@ def _styles(settings: WarmupSettings, questions: QuestionSet) -> tuple[tuple[str
     if len(available) != 1:
         problem = "traces of different styles" if available else "no traces"
         raise UserError(
-            f"warmup.steps={settings.warmup.steps}: data.train={written(settings.data.train)} has "
-            f"{problem}; set it to 0, or set data.trace_column to their column"
+            f"warmup.steps={settings.warmup.steps}: the warm-up needs traces, but "
+            f"data.train={written(settings.data.train)} has {problem}; set warmup.steps=0, or set "
+            "data.trace_column to their column"
         )
     (styles,) = available
     weights = settings.warmup.styles or dict.fromkeys(styles, 1.0)
     for style in weights:
         if style not in styles:
             near = difflib.get_close_matches(style, styles, n=1, cutoff=0.0)[0]
-            raise UserError(f"warmup.styles: {questions.name} has no style {style!r}; use {near}")
+            raise UserError(
+                f"warmup.styles: {style!r} is not a trace style of {questions.name}; use {near}"
+            )
     selected = tuple(style for style in styles if style in weights)
     return selected, np.array([weights[style] for style in selected])
 
@@ -243,5 +247,8 @@ def _trace(source_row: Any, style: str) -> str:
     source, row = source_row
     text = source.trace(row, style) if source.trace is not None else ""
     if not isinstance(text, str):
-        raise UserError(f"{source.name}: the trace of {row.id} in the style {style} is not a text")
+        raise UserError(
+            f"{source.name}: the trace of {row.id} in the style {style} is not a string; return "
+            "strings"
+        )
     return text

@@ -89,7 +89,7 @@ class HostArray:
         if sharding is None:
             return cls(array.shape, None, {"": array})
         indices = sharding.addressable_devices_indices_map(array.shape).values()
-        # An index of a scalar gives a NumPy number, which is no array.
+        # Indexing a scalar array yields a NumPy number, so convert it back to an array.
         shards = {str(index): np.asarray(array[index]) for index in indices}
         return cls(array.shape, sharding, shards)
 
@@ -174,7 +174,10 @@ class UpdateGuard:
             before = None if self._before is None else self._before.shares[watched.metric]
             if before is None or watched.breaks(share, before):
                 change = "" if before is None else f" ({before:.3f} before the update)"
-                return f"{watched.metric} is {share:.3f}{change}, train.{watched.key}={bound:g}"
+                return (
+                    f"{watched.metric} is {share:.3f}{change}, beyond the bound "
+                    f"train.{watched.key}={bound:g}"
+                )
         return None
 
     def can_undo(self, train: TrainState) -> bool:

@@ -360,15 +360,15 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
 def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
     """Returns the error message for a warm-up that does not reach a target."""
     settings = run.settings.warmup
-    result = f"greedy accuracy {accuracies['accuracy']:.2f} at the largest budget"
+    result = f"the greedy accuracy at the largest budget is {accuracies['accuracy']:.2f}"
     target = f"warmup.target_accuracy={settings.target_accuracy}"
     if "short_accuracy" in accuracies:
         share = accuracies["short_accuracy"]
-        result = f"{share:.2f} of the short traces of the weakest level right"
+        result = f"the share of correct short traces at the weakest level is {share:.2f}"
         target = f"warmup.short_accuracy={settings.short_accuracy}"
     return (
-        f"warm-up: {result} after {run.step} steps is below {target}; set a larger warmup.steps "
-        "or another seed"
+        f"warm-up: after {run.step} steps, {result}, which is below {target}; set a larger "
+        "warmup.steps or another seed"
     )
 
 
@@ -433,11 +433,11 @@ def until_style(
         if accuracies[settings.style] < low / 2:
             accuracies = run.measured(lambda: measure(run.params))
     raise UserError(
-        f"warm-up: after {run.step} steps, the accuracy of the style {settings.style} is "
-        f"{accuracies[settings.style]:.2f} at level {settings.style_level} (wanted {low:g} to "
-        f"{high:g}), and the accuracy of the style steps is {accuracies['steps']:.2f} at level "
-        f"{ledger.MAX_LEVEL} (wanted {settings.target_accuracy:g} or more); set another seed, "
-        "warmup.steps or warmup.style_accuracy"
+        f"warm-up: after {run.step} steps, the accuracy of the style {settings.style} at level "
+        f"{settings.style_level} is {accuracies[settings.style]:.2f} (target: {low:g} to "
+        f"{high:g}), and the accuracy of the style steps at level {ledger.MAX_LEVEL} is "
+        f"{accuracies['steps']:.2f} (target: {settings.target_accuracy:g} or more); set another "
+        "seed, warmup.steps or warmup.style_accuracy"
     )
 
 
@@ -490,7 +490,8 @@ def warm_up(
             poll=poll,
             saved=saved,
         )
-        # `run` owns the parameters, which a resume replaces and a step donates.
+        # Drop this reference, because `run` owns the parameters: a resume replaces them, and a step
+        # donates their buffers.
         del params
         run.resume()
         try:

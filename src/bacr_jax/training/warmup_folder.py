@@ -101,7 +101,7 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
         if processes.largest(lock is not None):
             break
         if is_first and not has_reported:
-            print(f"waiting for the run that makes the warm-up in {folder}", file=sys.stderr)
+            print(f"waiting for another run that trains the warm-up in {folder}", file=sys.stderr)
             has_reported = True
         if poll:
             poll()
@@ -143,14 +143,20 @@ def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) 
     try:
         identity = files.read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove the folder of the warm-up") from None
+        raise UserError(
+            f"{path}, which describes the warm-up, is damaged ({error}); delete the folder of the "
+            "warm-up, which is then repeated"
+        ) from None
     if identity.get("fingerprint") != fingerprint:
         raise UserError(
             f"{location} contains a warm-up with other settings (seed, model, data, warmup or the "
-            "budgets in the prompts differ); set another warmup.dir"
+            "budgets in the prompts); set another warmup.dir"
         )
     if not steps_in(paths.weights):
-        raise UserError(f"{location} no longer contains weights; remove the folder of the warm-up")
+        raise UserError(
+            f"{location}: the weights of this warm-up are missing; delete the folder, and the "
+            "warm-up is repeated"
+        )
 
 
 def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like: Params) -> Params:

@@ -18,22 +18,24 @@ def change_weights(folder, change):
 
 def test_missing_tensors(folder):
     change_weights(folder, lambda s: s.pop("model.layers.1.mlp.up_proj.weight"))
-    assert "the tensor model.layers.1.mlp.up_proj.weight is missing; use" in refusal(folder)
+    assert "the weights lack the tensor model.layers.1.mlp.up_proj.weight; use" in refusal(folder)
     edit_config(folder, num_hidden_layers=4)
-    assert "the tensor model.layers.1.mlp.up_proj.weight and 12 more is missing" in refusal(folder)
+    assert "weights lack the tensor model.layers.1.mlp.up_proj.weight and 12 more" in refusal(
+        folder
+    )
 
 
 def test_an_untied_model_needs_a_head(folder):
     edit_config(folder, tie_word_embeddings=False)
-    assert "the tensor lm_head.weight is missing" in refusal(folder)
+    assert "the weights lack the tensor lm_head.weight" in refusal(folder)
 
 
 def test_extra_tensors(folder):
     change_weights(folder, lambda s: s.update({"model.layers.0.self_attn.q_norm": np.ones(4)}))
-    assert "extra tensor model.layers.0.self_attn.q_norm" in refusal(folder)
+    assert "contain the tensor model.layers.0.self_attn.q_norm" in refusal(folder)
     change_weights(folder, lambda s: s.pop("model.layers.0.self_attn.q_norm"))
     edit_config(folder, num_hidden_layers=2)
-    assert "extra tensor model.layers.2." in refusal(folder)
+    assert "contain the tensor model.layers.2." in refusal(folder)
 
 
 def test_rotary_frequencies_that_older_folders_hold_are_passed_over(folder):
@@ -41,13 +43,13 @@ def test_rotary_frequencies_that_older_folders_hold_are_passed_over(folder):
     change_weights(folder, lambda s: s.update({name.format(i): np.ones(2) for i in range(3)}))
     check_folder(folder)
     change_weights(folder, lambda s: s.update({f"{name.format(0)}s": np.ones(2)}))
-    assert "extra tensor model.layers.0.self_attn.rotary_emb.inv_freqs" in refusal(folder)
+    assert "contain the tensor model.layers.0.self_attn.rotary_emb.inv_freqs" in refusal(folder)
 
 
 def test_a_wrong_shape_names_tensor_expected_and_found(folder):
     name = "model.layers.0.self_attn.k_proj.weight"
     change_weights(folder, lambda s: s.update({name: np.ones((8, 15), np.float32)}))
-    assert f"{name} has the wrong shape: expected [8, 16], found [8, 15]" in refusal(folder)
+    assert f"{name} has the shape [8, 15], but config.json requires [8, 16]" in refusal(folder)
 
 
 def test_an_integer_tensor(folder):
@@ -79,4 +81,6 @@ def test_an_index_that_disagrees_with_its_files(tmp_path):
     name = next(name for name, file in raw["weight_map"].items() if file == first)
     raw["weight_map"][name] = second
     path.write_text(json.dumps(raw))
-    assert f"{name} is not in {second}" in refusal(tmp_path / "hf")
+    assert f"the tensor {name} in {second}, but this file does not contain it" in refusal(
+        tmp_path / "hf"
+    )

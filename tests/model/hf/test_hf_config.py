@@ -165,40 +165,43 @@ LLAMA3 = {
             {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
             "qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), llama (LlamaForCausalLM)",
         ),
-        ({"model_type": "llama"}, "architectures ['Qwen2ForCausalLM']"),
-        ({**LLAMA, "attention_bias": True}, "attention_bias is true"),
-        ({**LLAMA, "mlp_bias": True}, "mlp_bias is true"),
+        ({"model_type": "llama"}, "`architectures` ['Qwen2ForCausalLM']"),
+        ({**LLAMA, "attention_bias": True}, "`attention_bias` is true"),
+        ({**LLAMA, "mlp_bias": True}, "`mlp_bias` is true"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            "low_freq_factor must be a positive number, but is null",
+            "`low_freq_factor` must be a positive number, but is null",
         ),
         (
             {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}},
-            "use a larger high_freq_factor",
+            "must be below `high_freq_factor`, which is 1; use the unmodified config.json",
         ),
         ({"architectures": ["Qwen2ForSequenceClassification"]}, "SequenceClassification"),
-        ({"model_type": None}, "model_type null"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' rotary scaling"),
+        ({"model_type": None}, "`model_type` null"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "'yarn' scaling of the rotary embeddings",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
-        ({"rope_scaling": "linear"}, "rope_scaling must be an object or null, but is 'linear'"),
-        ({"use_sliding_window": True}, "use_sliding_window is true"),
+        ({"rope_scaling": "linear"}, "`rope_scaling` must be an object or null, but is 'linear'"),
+        ({"use_sliding_window": True}, "`use_sliding_window` is true"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
         (
             {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
-            "layer_types has linear_attention, but only full_attention is",
+            "`layer_types` contains linear_attention, but only full_attention is",
         ),
         (
             {"layer_types": ["full_attention"] * 2},
-            "layer_types has 2 layers, but num_hidden_layers is 3; copy the file again",
+            "`layer_types` lists 2 layers, but `num_hidden_layers` is 3; use the",
         ),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"num_key_value_heads": 3}, "not a multiple"),
-        ({"head_dim": 3}, "head_dim 3 is odd"),
+        ({"head_dim": 3}, "`head_dim` is 3, but must be even"),
         ({"hidden_size": None}, "but is null"),
         ({"vocab_size": -1}, "but is -1"),
-        ({"rope_theta": "big"}, "rope_theta must be a positive number, but is 'big'"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be"),
+        ({"rope_theta": "big"}, "`rope_theta` must be a positive number, but is 'big'"),
+        ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` must be"),
     ],
 )
 def test_unsupported_models(changes, part, folder):
@@ -229,7 +232,9 @@ def test_a_damaged_description_of_the_budget_module(tmp_path):
         budget=policy_folder.BudgetInput(hf_config.BudgetModule(how, 64)),
     )
     edit_config(tmp_path / "out", budget_module={"b_max": 64})
-    assert "budget_module is {'b_max': 64}; export the folder again" in refusal(tmp_path / "out")
+    assert "is {'b_max': 64}, which is incomplete or invalid; run bacr export again" in refusal(
+        tmp_path / "out"
+    )
 
 
 DEFAULT = {"rope_type": "default"}
@@ -277,7 +282,7 @@ def test_rope_scaling_replaces_rope_parameters(folder, changes, theta):
 def test_llama3_takes_its_positions_where_transformers_does(folder, changes, positions):
     edit_config(folder, **changes)
     if positions is None:
-        assert "original_max_position_embeddings must be" in refusal(folder)
+        assert "`original_max_position_embeddings` must be" in refusal(folder)
     else:
         assert hf_config.read_hf_config(folder).rope_scaling.positions == positions
 
@@ -294,22 +299,26 @@ def test_llama3_takes_its_positions_where_transformers_does(folder, changes, pos
 )
 def test_rotary_parameters_by_layer_type_are_refused(folder, key, nested):
     edit_config(folder, drop=("rope_theta",), **{key: nested})
-    assert f"{key} differs by layer type" in refusal(folder)
+    assert f"`{key}` has separate rotary parameters" in refusal(folder)
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "part"),
     [
-        ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ("llama", {"rope_scaling": {**SCALED, "partial_rotary_factor": 0.5}}, "factor is 0.5"),
-        ("qwen3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0}}, "factor is 0,"),
-        ("qwen2", {"is_causal": False}, "is_causal is false, but only true is"),
-        ("llama", {"is_causal": None}, "is_causal is null"),
-        ("llama", {"sliding_window": 4}, "sliding_window is 4, but only null"),
-        ("qwen3", {"attention_chunk_size": 4}, "attention_chunk_size is 4"),
-        ("qwen3", {"attention_bias": True}, "attention_bias is true"),
-        ("qwen2", {"per_layer_config": {"0": {"hidden_act": "gelu"}}}, "per_layer_config is {'0'"),
-        ("llama", {"text_config": {"hidden_size": 8}}, "text_config is {'hidden_size': 8}"),
+        ("qwen2", {"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5"),
+        ("llama", {"rope_scaling": {**SCALED, "partial_rotary_factor": 0.5}}, "factor` is 0.5"),
+        ("qwen3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0}}, "factor` is 0,"),
+        ("qwen2", {"is_causal": False}, "`is_causal` is false, but only true is"),
+        ("llama", {"is_causal": None}, "`is_causal` is null"),
+        ("llama", {"sliding_window": 4}, "`sliding_window` is 4, but only null"),
+        ("qwen3", {"attention_chunk_size": 4}, "`attention_chunk_size` is 4"),
+        ("qwen3", {"attention_bias": True}, "`attention_bias` is true"),
+        (
+            "qwen2",
+            {"per_layer_config": {"0": {"hidden_act": "gelu"}}},
+            "`per_layer_config` is {'0'",
+        ),
+        ("llama", {"text_config": {"hidden_size": 8}}, "`text_config` is {'hidden_size': 8}"),
     ],
 )
 def test_keys_that_change_the_numbers_are_refused(tmp_path, kind, changes, part):
@@ -335,7 +344,10 @@ def test_neutral_values_of_these_keys_change_nothing(tmp_path, kind, changes):
 
 def test_a_missing_number_of_key_heads_is_the_familys(tmp_path):
     """Qwen2 and Qwen3 have 32 in transformers, Llama has as many as query heads."""
-    for kind, part in (("qwen2", "num_key_value_heads 32"), ("qwen3", "num_key_value_heads 32")):
+    for kind, part in (
+        ("qwen2", "`num_key_value_heads`, 32"),
+        ("qwen3", "`num_key_value_heads`, 32"),
+    ):
         make_folder(tmp_path / kind, FAMILIES[kind])
         edit_config(tmp_path / kind, drop=("num_key_value_heads",))
         assert part in refusal(tmp_path / kind)

@@ -72,7 +72,7 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "config.json: the file can't be read" in refusal(tmp_path / "empty")
     (tmp_path / "empty/config.json").write_text("{not json")
-    assert "not a JSON object" in refusal(tmp_path / "empty")
+    assert "can't be read as a JSON object" in refusal(tmp_path / "empty")
     make_folder(tmp_path / "hf")
     (tmp_path / "hf" / WEIGHTS).rename(tmp_path / "hf/pytorch_model.bin")
     assert "contains neither model.safetensors nor" in refusal(tmp_path / "hf")

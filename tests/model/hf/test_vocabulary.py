@@ -14,12 +14,12 @@ def test_a_vocabulary_larger_than_the_embedding(folder):
     (folder / "tokenizer.json").write_text(tokenizer_json(37))
     reading.load_policy(folder)
     (folder / "tokenizer.json").write_text(tokenizer_json(38))
-    assert "its tokenizer has 38 ids, but the embedding has only 37 rows" in refusal(folder)
+    assert "the tokenizer has 38 token ids, but the embedding has only 37 rows" in refusal(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text('{"a": 0, "b": 36}')
     reading.load_policy(folder)
     (folder / "added_tokens.json").write_text('{"c": 40}')
-    assert "has 41 ids" in refusal(folder)
+    assert "has 41 token ids" in refusal(folder)
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def test_links_to_outside_of_a_folder_are_not_copied(tmp_path, secret):
         (folder / "tokenizer_config.json").symlink_to(target)
         (tmp_path / f"link{number}").symlink_to(folder)
         for where in (folder, tmp_path / f"link{number}"):
-            with pytest.raises(UserError, match=r"tokenizer_config.json is a link to .*key.json"):
+            with pytest.raises(
+                UserError, match=r"tokenizer_config.json is a symbolic link to .*key.json"
+            ):
                 copy_companions(where, out, TOKENIZER)
     assert not any(out.iterdir())
 
@@ -67,5 +69,5 @@ def test_links_inside_a_folder_and_to_the_blobs_of_the_hubs_cache_are_copied(tmp
         (blobs / "0124").symlink_to(target)
         (folder / "merges.txt").unlink(missing_ok=True)
         (folder / "merges.txt").symlink_to("../../blobs/0124")
-        with pytest.raises(UserError, match=r"merges.txt is a link to "):
+        with pytest.raises(UserError, match=r"merges.txt is a symbolic link to "):
             check_links(folder, TOKENIZER)

@@ -86,5 +86,5 @@ class TestExamples:
 
     def test_too_narrow_a_row_is_an_error_not_a_cut(self):
         row = ledger.example(ledger.problem_of(7, 5, 3), [True] * 5, False)
-        with pytest.raises(ValueError, match="72 tokens does not fit in 71"):
+        with pytest.raises(ValueError, match="has 72 tokens, but the batch is only 71 tokens wide"):
             ledger.padded([row], 71)

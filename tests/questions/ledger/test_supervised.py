@@ -192,7 +192,7 @@ def test_a_budget_makes_rows_longer_by_its_mark_and_digits():
     assert told[0].shape[1] == plain[0].shape[1] + 4
     with pytest.raises(
         UserError,
-        match="batch_tokens: found 83, but the longest example has 84 tokens; set it to 84 or more",
+        match="batch_tokens=83 is too small, because .* has 84 tokens; set it to 84 or more",
     ):
         batch_of(7, prompt_budgets=np.array([4, 128]), batch_tokens=83)
 

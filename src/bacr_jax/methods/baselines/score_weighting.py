@@ -114,7 +114,7 @@ def _within_reach(config: MethodSettings, shift: PerCut, expected: PerCut) -> Pe
     """
     coefficient = progress_coefficient(config.reward)
     weights = cut_weights(config.cuts)
-    # The worst case loses lambda at every cut after the first.
+    # In the worst case, every truncation point after the first has the progress reward -lambda.
     worst_rewards = jnp.full_like(weights, -coefficient).at[0].set(0.0)
     lowest = advantages.to_go(worst_rewards, weights)
     highest = advantages.to_go(jnp.full_like(weights, 1.0 + coefficient), weights)

@@ -90,13 +90,16 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) for file in weight_map.values()
     ):
-        raise UserError(f"{folder / INDEX} has no weight_map; download the file again")
+        raise UserError(
+            f"{folder / INDEX} has no valid `weight_map`, which maps tensors to weight files; "
+            "download the file again"
+        )
     for file in set(weight_map.values()):
         # A name with path separators could refer to any file on the machine.
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise UserError(
-                f"{folder / INDEX} names {shown(file)}, which is not a safetensors file of its "
-                "folder; download the file again"
+                f"{folder / INDEX} lists {shown(file)}, which is not the name of a safetensors "
+                "file in the same folder; download the file again"
             )
     return weight_map
 
@@ -125,7 +128,10 @@ def open_archive(folder: Path) -> Archive:
     archive = read_headers(folder / file for file in sorted(set(weight_map.values())))
     for name, file in sorted(weight_map.items()):
         if name not in archive or archive[name].file.name != file:
-            raise UserError(f"{folder / INDEX}: {name} is not in {file}; download both files again")
+            raise UserError(
+                f"{folder / INDEX} lists the tensor {name} in {file}, but this file does not "
+                "contain it; download both files again"
+            )
     return archive
 
 
@@ -156,26 +162,27 @@ def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> N
     missing = [name for name in expected if name not in archive]
     if missing:
         raise UserError(
-            f"{folder}: the tensor {first_of(missing)} is missing; use a folder with all of its "
-            "shards"
+            f"{folder}: the weights lack the tensor {first_of(missing)}; use a folder that "
+            "contains all weight files of the model"
         )
     extra = sorted(name for name in archive if name not in expected)
     if extra:
         raise UserError(
-            f"{folder}: found an extra tensor {first_of(extra)}, which this model's shape does "
-            "not have; use a folder whose config.json and weights belong together"
+            f"{folder}: the weights contain the tensor {first_of(extra)}, which a model with the "
+            "config.json of this folder does not have; use a config.json and weights of the same "
+            "model"
         )
     for name, entry in expected.items():
         header = archive[name]
         if header.shape != entry.shape:
             raise UserError(
-                f"{folder}: {name} has the wrong shape: expected {list(entry.shape)}, found "
-                f"{list(header.shape)}; config.json and weights must belong together"
+                f"{folder}: the tensor {name} has the shape {list(header.shape)}, but config.json "
+                f"requires {list(entry.shape)}; use a config.json and weights of the same model"
             )
         if header.dtype not in FLOATS:
             raise UserError(
-                f"{folder}: {name} is stored as {header.dtype}; use a folder with one of "
-                f"{', '.join(FLOATS)}"
+                f"{folder}: the tensor {name} is stored as {header.dtype}, which is not "
+                f"supported; use a folder whose weights are stored as one of {', '.join(FLOATS)}"
             )
 
 

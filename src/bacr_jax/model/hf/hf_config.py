@@ -119,11 +119,12 @@ def read_json(path: Path) -> dict[str, Any]:
         return files.read_object(path)
     except OSError as error:
         raise UserError(
-            f"{path}: the file can't be read ({error.strerror}); use a Hugging Face folder"
+            f"{path}: the file can't be read ({error.strerror}); use a model folder in the "
+            "Hugging Face format"
         ) from None
     except ValueError as error:
         raise UserError(
-            f"{path} is not a JSON object ({error}); download or copy the file again"
+            f"{path} can't be read as a JSON object ({error}); replace it by an undamaged copy"
         ) from None
 
 
@@ -139,7 +140,7 @@ def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | Non
     maximum = _MAXIMA.get(key, _MAXIMUM)
     if type(number) is not int or not 1 <= number <= maximum:
         raise UserError(
-            f"{where}: {key} must be a whole number from 1 to {maximum}, but is {shown(number)}"
+            f"{where}: `{key}` must be a whole number from 1 to {maximum}, but is {shown(number)}"
         )
     return number
 
@@ -154,7 +155,7 @@ def _positive_float(
     """
     number = raw.get(key, default)
     if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
-        raise UserError(f"{where}: {key} must be a positive number, but is {shown(number)}")
+        raise UserError(f"{where}: `{key}` must be a positive number, but is {shown(number)}")
     return float(number)
 
 
@@ -170,20 +171,21 @@ def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     settings = raw.get(key) or {}
     if not isinstance(settings, dict):
-        raise UserError(f"{where}: {key} must be an object or null, but is {shown(settings)}")
+        raise UserError(f"{where}: `{key}` must be an object or null, but is {shown(settings)}")
     for name, value in settings.items():
         # `name` is a layer type. The value of a layer type may be null instead of an object.
         if isinstance(value, dict) or name.endswith("_attention"):
             raise UserError(
-                f"{where}: {key} differs by layer type ({shown(name)}), which is not supported; "
-                "use a model with one set of rotary parameters for all layers"
+                f"{where}: `{key}` has separate rotary parameters for the layer type "
+                f"{shown(name)}, which is not supported; use a model with one set of rotary "
+                "parameters for all layers"
             )
     _refuse_partial_rotation(raw | settings, where)
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UserError(
-            f"{where}: {key} has {shown(kind)} rotary scaling, which is not supported; use a "
-            "model with plain rotary embeddings, or with llama3's"
+            f"{where}: `{key}` selects {shown(kind)} scaling of the rotary embeddings, which is "
+            "not supported; use a model without scaling, or with the scaling type llama3"
         )
     source = settings if "rope_theta" in settings else raw
     theta = _positive_float(source, "rope_theta", where, _DEFAULT_THETA)
@@ -196,7 +198,8 @@ def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
     share = settings.get("partial_rotary_factor")
     if share is not None and share != 1:
         raise UserError(
-            f"{where}: partial_rotary_factor is {shown(share)}, but only 1 is supported"
+            f"{where}: `partial_rotary_factor` is {shown(share)}, but only 1 is supported (a "
+            "rotation of all dimensions of a head); use another model"
         )
 
 
@@ -209,8 +212,8 @@ def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeS
     factor, low, high = (_positive_float(settings, f"{name}factor", where) for name in _LLAMA3)
     if low >= high:
         raise UserError(
-            f"{where}: low_freq_factor {low:g} must be below high_freq_factor {high:g}; use a "
-            "larger high_freq_factor"
+            f"{where}: `low_freq_factor` is {low:g}, but must be below `high_freq_factor`, which "
+            f"is {high:g}; use the unmodified config.json of the model"
         )
     positions_key = "original_max_position_embeddings"
     source = raw if positions_key in raw else settings
@@ -234,8 +237,9 @@ def _family(raw: dict[str, Any], where: Path) -> Family:
     if family is None or architectures not in ([family.plain], [family.conditioned]):
         supported = ", ".join(f"{name} ({other.plain})" for name, other in FAMILIES.items())
         raise UserError(
-            f"{where}: model_type {shown(kind)}, architectures {shown(architectures)} is not "
-            f"supported; use the folder of a model of one of these types: {supported}"
+            f"{where}: a model with `model_type` {shown(kind)} and `architectures` "
+            f"{shown(architectures)} is not supported; use a model of one of these types: "
+            f"{supported}"
         )
     return family
 
@@ -251,13 +255,20 @@ def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> No
     for key, value in required.items():
         if raw.get(key, value) != value:
             raise UserError(
-                f"{where}: {key} is {shown(raw[key])}, but only {shown(value)} is supported"
+                f"{where}: `{key}` is {shown(raw[key])}, but only {shown(value)} is supported; "
+                "use another model"
             )
     for key in family.unset:
         if raw.get(key) not in (None, {}):
-            raise UserError(f"{where}: {key} is {shown(raw[key])}, but only null is supported")
+            raise UserError(
+                f"{where}: `{key}` is {shown(raw[key])}, but only null is supported; use another "
+                "model"
+            )
     if raw.get("quantization_config") is not None:
-        raise UserError(f"{where}: the weights are quantized; use the folder of the bfloat16 model")
+        raise UserError(
+            f"{where}: the weights of this model are quantized, which is not supported; use the "
+            "folder of the same model in bfloat16"
+        )
     _check_layer_types(raw, where)
 
 
@@ -266,18 +277,18 @@ def _check_layer_types(raw: dict[str, Any], where: Path) -> None:
     kinds = raw.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise UserError(
-            f"{where}: layer_types must be a list of names or null, but is {shown(kinds)}"
+            f"{where}: `layer_types` must be a list of names or null, but is {shown(kinds)}"
         )
     others = [kind for kind in kinds if kind != _FULL]
     if others:
         raise UserError(
-            f"{where}: layer_types has {shown(others[0], quote=False)}, but only {_FULL} is "
-            "supported"
+            f"{where}: `layer_types` contains {shown(others[0], quote=False)}, but only {_FULL} "
+            "is supported; use another model"
         )
     if kinds and len(kinds) != raw.get("num_hidden_layers"):
         raise UserError(
-            f"{where}: layer_types has {len(kinds)} layers, but num_hidden_layers is "
-            f"{shown(raw.get('num_hidden_layers'))}; copy the file again"
+            f"{where}: `layer_types` lists {len(kinds)} layers, but `num_hidden_layers` is "
+            f"{shown(raw.get('num_hidden_layers'))}; use the unmodified config.json of the model"
         )
 
 
@@ -297,7 +308,9 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     head_dim = _head_dim(raw, family, heads, where)
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
-        raise UserError(f"{where}: tie_word_embeddings must be true or false, but is {shown(tied)}")
+        raise UserError(
+            f"{where}: `tie_word_embeddings` must be true or false, but is {shown(tied)}"
+        )
     theta, scaling = _rope(raw, where)
     return Qwen2Config(
         vocab_size=_positive_int(raw, "vocab_size", where),
@@ -326,8 +339,8 @@ def _head_counts(raw: dict[str, Any], family: Family, where: Path) -> tuple[int,
     kv_heads = _positive_int(raw, "num_key_value_heads", where, default)
     if heads % kv_heads:
         raise UserError(
-            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
-            f"{kv_heads}; copy the file again"
+            f"{where}: `num_attention_heads` is {heads}, which is not a multiple of "
+            f"`num_key_value_heads`, {kv_heads}; use the unmodified config.json of the model"
         )
     return heads, kv_heads
 
@@ -337,12 +350,15 @@ def _head_dim(raw: dict[str, Any], family: Family, heads: int, where: Path) -> i
     width = _positive_int(raw, "hidden_size", where)
     if raw.get("head_dim", family.head_dim) is None and width % heads:
         raise UserError(
-            f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; add "
-            "head_dim"
+            f"{where}: `hidden_size` is {width}, which is not a multiple of "
+            f"`num_attention_heads`, {heads}; add `head_dim` to the file"
         )
     head_dim = _positive_int(raw, "head_dim", where, family.head_dim or width // heads)
     if head_dim % 2:
-        raise UserError(f"{where}: head_dim {head_dim} is odd; copy the file again")
+        raise UserError(
+            f"{where}: `head_dim` is {head_dim}, but must be even, because rotary embeddings "
+            "rotate pairs of dimensions; use the unmodified config.json of the model"
+        )
     return head_dim
 
 
@@ -354,7 +370,9 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
     """
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
-        raise UserError(f"{folder}: there is no such folder; use a Hugging Face folder")
+        raise UserError(
+            f"{folder}: there is no such folder; use a model folder in the Hugging Face format"
+        )
     return parse_config(read_json(path), path)
 
 
@@ -384,7 +402,10 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
     fields = {field.name for field in dataclasses.fields(ConditioningConfig)}
     fields -= _NOT_OF_THE_MODULE
     if not isinstance(described, dict) or set(described) != fields | {"b_max"}:
-        raise UserError(f"{path}: budget_module is {shown(described)}; export the folder again")
+        raise UserError(
+            f"{path}: `budget_module`, the settings of the budget embedding, is "
+            f"{shown(described)}, which is incomplete or invalid; run bacr export again"
+        )
     settings: dict[str, Any] = {}
     for name in fields:
         hint = config_io.schema()[f"conditioning.{name}"].hint
@@ -392,8 +413,8 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
             settings[name] = convert(hint, described[name])
         except TypeMismatch:
             raise UserError(
-                f"{path}: budget_module.{name} must be {describe(hint)}, but is "
-                f"{shown(described[name])}"
+                f"{path}: `budget_module.{name}` must be {describe(hint)}, but is "
+                f"{shown(described[name])}; run bacr export again"
             ) from None
     b_max = _positive_int(described, "b_max", path)
     return BudgetModule(ConditioningConfig(**settings), b_max)
@@ -412,7 +433,8 @@ def read_budget_words(folder: str | Path) -> str | None:
     words = read_json(path).get(WORDS)
     if words is not None and (not isinstance(words, str) or words.count("{budget}") != 1):
         raise UserError(
-            f"{path}: {WORDS} is {shown(words)}; use a sentence that contains {{budget}} once"
+            f"{path}: `{WORDS}`, the sentence that puts the budget in a prompt, is "
+            f"{shown(words)}; use a sentence that contains {{budget}} once"
         )
     return words
 
@@ -432,7 +454,10 @@ def read_levels(folder: str | Path) -> dict[str, int]:
         type(tokens) is int and 0 <= tokens <= _MAXIMUM for tokens in levels.values()
     )
     if not is_valid:
-        raise UserError(f"{path}: {LEVELS} is {shown(levels)}; export the folder again")
+        raise UserError(
+            f"{path}: `{LEVELS}` must map names to numbers of tokens, but is {shown(levels)}; run "
+            "bacr export again"
+        )
     return levels
 
 
@@ -448,7 +473,10 @@ def read_thinking(folder: str | Path) -> dict[str, Any] | None:
     path = Path(folder) / "config.json"
     section = read_json(path).get(THINKING)
     if section is not None and not isinstance(section, dict):
-        raise UserError(f"{path}: {THINKING} is {shown(section)}; export the folder again")
+        raise UserError(
+            f"{path}: `{THINKING}` must be a JSON object, but is {shown(section)}; run bacr "
+            "export again"
+        )
     return section
 
 
@@ -522,7 +550,11 @@ def to_json(
     """
     content = _new_config_json(config) if source is None else dict(source)
     if source is not None and parse_config(source, Path("config.json")) != config:
-        raise UserError("export: the source folder's config.json describes another shape")
+        raise UserError(
+            "export: the config.json of the source folder describes a model of another shape "
+            "than the policy; export with the config.json of the model that training started "
+            "from"
+        )
     for key in ("auto_map", "budget_module", WORDS, LEVELS, THINKING, "dtype", "torch_dtype"):
         content.pop(key, None)
     kind, family = _family_of_shape(config)
@@ -548,4 +580,6 @@ def _family_of_shape(config: Qwen2Config) -> tuple[str, Family]:
     for kind, family in FAMILIES.items():
         if family.qkv_bias == config.qkv_bias and family.qk_norm == config.qk_norm:
             return kind, family
-    raise ValueError(f"no family has qkv_bias={config.qkv_bias} and qk_norm={config.qk_norm}")
+    raise ValueError(
+        f"no supported model family has qkv_bias={config.qkv_bias} and qk_norm={config.qk_norm}"
+    )

@@ -61,8 +61,8 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
     except Exception as error:
         if not download:
             raise UserError(
-                f"{where}: found {path!r}, which is neither a folder here nor a model in the "
-                f"hub's cache; pass --download to download it, or run hf download {name} "
+                f"{where}: {path!r} is neither an existing folder nor a model in the local cache "
+                f"of the hub; pass --download to download it, or run hf download {name} "
                 f"--local-dir models/{name} and use models/{name}"
             ) from None
         raise UserError(
@@ -102,8 +102,8 @@ def push(folder: Path, name: str) -> str:
     # The Hub raises errors from several libraries: no network, no token, missing permission.
     except Exception as error:
         raise UserError(
-            f"--push {name}: the hub did not accept {folder}, which is complete on this machine "
-            f"({reason_of(error)}); run hf auth login, then hf upload {name} {folder}"
+            f"--push {name}: the upload of {folder} failed ({reason_of(error)}), but the folder "
+            f"itself is complete; run hf auth login, then hf upload {name} {folder}"
         ) from None
 
 
@@ -115,15 +115,15 @@ def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
     owner, _, model = name.partition("/")
     if owner != "models":
         return
-    advice = (
-        "create it with bacr import, bacr export or hf download, or use the path of another folder"
-    )
     if _RELEASED.fullmatch(model):
-        advice = (
-            f"run hf download Qwen/{model} --local-dir {path}, or use Qwen/{model} and pass "
-            "--download"
+        raise UserError(
+            f"{where}: the folder {path!r} does not exist; run hf download Qwen/{model} "
+            f"--local-dir {path}, or use Qwen/{model} and pass --download"
         )
-    raise UserError(f"{where}: the folder {path!r} does not exist; {advice}")
+    raise UserError(
+        f"{where}: the folder {path!r} does not exist; create it with bacr import, bacr export or "
+        "hf download, or use the path of another folder"
+    )
 
 
 def _import_hub(path: str, where: str) -> Any:
@@ -136,6 +136,7 @@ def _import_hub(path: str, where: str) -> Any:
         return importlib.import_module("huggingface_hub")
     except ImportError:
         raise UserError(
-            f"{where}: {path!r} is a name on the hub, but huggingface_hub is not installed; use "
-            "the path of a downloaded folder"
+            f"{where}: {path!r} is a name on the hub, but the package huggingface_hub, which "
+            "accesses the hub, is not installed; install it, or use the path of a downloaded "
+            "folder"
         ) from None

@@ -203,14 +203,15 @@ def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConf
     for key, accepted in _PLAIN.items():
         if raw.get(key, accepted[0]) not in accepted:
             raise UserError(
-                f"{path}: {key} is {shown(raw[key])}, but only {shown(accepted[0])} is supported"
+                f"{path}: `{key}` is {shown(raw[key])}, but only {shown(accepted[0])} is "
+                "supported; use adapters of plain LoRA"
             )
     _check_settings(raw, config, settings, path)
     if (folder / BUDGET_FILE).exists() and not (folder / MODULE_FILE).exists():
         raise UserError(
-            f"{folder} contains {BUDGET_FILE} but not {MODULE_FILE}, which has its settings; copy "
-            f"or export the folder again, or remove {BUDGET_FILE} to start with a new budget "
-            "module"
+            f"{folder} contains the weights of a budget module ({BUDGET_FILE}), but not its "
+            f"settings ({MODULE_FILE}); copy or export the folder again, or remove {BUDGET_FILE} "
+            "to start with a new budget module"
         )
     archive = archives.read_headers([folder / WEIGHTS_FILE])
     archives.check_tensors(archive, entries(config, settings), folder)
@@ -230,14 +231,14 @@ def _check_settings(
     for key, (name, value) in ours.items():
         if raw.get(key) != value:
             raise UserError(
-                f"{path}: {key} is {shown(raw.get(key))}, but {name}={value:g}; set "
-                f"{name}={raw.get(key)}"
+                f"{path}: `{key}` is {shown(raw.get(key))}, but the config has {name}={value:g}; "
+                f"set {name}={raw.get(key)}"
             )
     target_modules = raw.get("target_modules")
     targets = [name for name in config.matrices if _is_target(name, target_modules, config)]
     if set(targets) != set(settings.targets):
         raise UserError(
-            f"{path}: target_modules is {shown(target_modules)}, but "
+            f"{path}: `target_modules` is {shown(target_modules)}, but the config has "
             f"adapter.targets={[*settings.targets]}; set adapter.targets={targets}"
         )
 
@@ -288,7 +289,7 @@ def load_module(
         if theirs[key] != value:
             name = "budget.max" if key == "b_max" else f"conditioning.{key}"
             raise UserError(
-                f"{path}: {key} is {shown(theirs[key])}, but the run has {shown(value)}; set "
+                f"{path}: `{key}` is {shown(theirs[key])}, but the run has {shown(value)}; set "
                 f"{name}={theirs[key]}"
             )
     module_entries = names.budget_module(config, wanted.conditioning)

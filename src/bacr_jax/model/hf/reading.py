@@ -92,8 +92,9 @@ def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
     embed = archive.get(_EMBED)
     if embed is None or lm_head.shape != embed.shape or not _has_equal_rows(lm_head, embed):
         raise UserError(
-            f"{folder}: found an extra tensor {_LM_HEAD}, which differs from the embedding "
-            "although config.json has tie_word_embeddings true; set tie_word_embeddings to false"
+            f"{folder}: the weights contain {_LM_HEAD}, which differs from the embedding, "
+            "although config.json has `tie_word_embeddings: true`; set `tie_word_embeddings` to "
+            "false there"
         )
 
 

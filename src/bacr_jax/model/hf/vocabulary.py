@@ -40,7 +40,7 @@ def number_of_ids(folder: Path) -> int | None:
         if (folder / "added_tokens.json").exists():
             ids += read_json(folder / "added_tokens.json").values()
     if not all(type(number) is int and 0 <= number < _ID_LIMIT for number in ids):
-        raise _malformed(folder, "an id")
+        raise _malformed(folder, "a token id")
     return max(ids) + 1 if ids else None
 
 
@@ -51,7 +51,7 @@ def _ids_of_tokenizer(path: Path) -> list[Any]:
     tokens = model.get("vocab") if isinstance(model, dict) else None
     added = raw.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        raise _malformed(path, "added_tokens")
+        raise _malformed(path, "`added_tokens`")
     ids: list[Any] = []
     if isinstance(tokens, dict):
         ids += tokens.values()
@@ -64,7 +64,10 @@ def _ids_of_tokenizer(path: Path) -> list[Any]:
 
 def _malformed(where: Path, what: str) -> UserError:
     """Builds the error for a malformed part of a tokenizer file."""
-    return UserError(f"{where}: {what} of its tokenizer is malformed; copy the files again")
+    return UserError(
+        f"{where}: {what} of the tokenizer is not valid; replace the tokenizer files by undamaged "
+        "copies"
+    )
 
 
 def check_fits(folder: Path, rows: int) -> None:
@@ -76,8 +79,8 @@ def check_fits(folder: Path, rows: int) -> None:
     count = number_of_ids(folder)
     if count is not None and count > rows:
         raise UserError(
-            f"{folder}: its tokenizer has {count} ids, but the embedding has only {rows} rows; "
-            "use the tokenizer that belongs to the model"
+            f"{folder}: the tokenizer has {count} token ids, but the embedding has only {rows} "
+            "rows; use the tokenizer that belongs to the model"
         )
 
 
@@ -114,8 +117,8 @@ def check_links(folder: Path, names: Iterable[str]) -> None:
         is_allowed = any(target.is_relative_to(allowed) for allowed in allowed_folders)
         if path.is_file() and not is_allowed:
             raise UserError(
-                f"{path} is a link to {target}, which is outside of its folder, and an export "
-                "copies the files of the folder; replace the link by the file itself"
+                f"{path} is a symbolic link to {target}, a file outside of the folder, which an "
+                "export does not copy; replace the link by the file itself"
             )
 
 

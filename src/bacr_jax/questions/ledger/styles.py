@@ -107,7 +107,9 @@ def padded(
     if width is None:
         width = longest
     if longest > width:
-        raise ValueError(f"an example of {longest} tokens does not fit in {width}")
+        raise ValueError(
+            f"the longest example has {longest} tokens, but the batch is only {width} tokens wide"
+        )
     tokens = np.zeros((len(rows), width), np.int32)
     loss_mask = np.zeros((len(rows), width), bool)
     for row, parts in enumerate(rows):

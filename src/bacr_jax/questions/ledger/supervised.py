@@ -18,12 +18,13 @@ from bacr_jax.questions.ledger.styles import TAIL, Style, example, padded
 
 Variant = Literal["redundant", "tradeoff"]
 
-# Widths of batches in tokens. The longest examples of at_once, of steps up to level 3, of steps up
-# to level 5, and of redo have 19, 31, 47 and 72 tokens.
+# Widths of batches in tokens. Each width is just above the longest example of one kind: 19 tokens
+# for at_once, 31 for steps up to level 3, 47 for steps up to level 5, and 72 for redo.
 BUCKETS = (20, 32, 48, 80)
 # Probability that the trace of an example is truncated.
 CUT_SHARE = 0.1
-# Numbers of the random streams. Problems and warm-up have different streams of the same seed.
+# Numbers that select separate streams of random numbers, because problems and warm-up may have the
+# same seed.
 _STREAM = 2
 _PROMPT_BUDGET_STREAM = 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -45,8 +46,8 @@ class Stage:
     weights: tuple[tuple[Style, float], ...]
 
 
-# The first stage has a single style on easy levels. With all styles at once, the model stays on the
-# plateau before induction for thousands of steps. All fractions and weights were found by trial.
+# The first stage has a single style on easy levels, because with all styles at once the loss stays
+# on a plateau for thousands of steps. All fractions and weights were tuned by hand.
 WARMUP: dict[Variant, tuple[Stage, ...]] = {
     "redundant": (
         Stage(0.15, 3, (("steps", 1.0),)),
@@ -56,8 +57,9 @@ WARMUP: dict[Variant, tuple[Stage, ...]] = {
     "tradeoff": (
         Stage(0.13, 3, (("steps", 1.0),)),
         Stage(0.45, 3, (("steps", 1.0), ("at_once", 1.0))),
-        # With equal weights, at_once was accurate enough before steps had learned the longest
-        # problems. A long style that fails on these problems too is not worth its budget.
+        # With equal weights, the short style at_once became accurate before the long style steps
+        # had learned the longest problems. A long style that fails on these problems too is not
+        # worth its budget.
         Stage(1.00, 5, (("steps", 3.0), ("at_once", 1.0))),
     ),
 }
@@ -156,8 +158,8 @@ def check_batch_tokens(batch_tokens: int, longest: int) -> None:
     """
     if batch_tokens < longest:
         raise UserError(
-            f"warmup.batch_tokens: found {batch_tokens}, but the longest example has {longest} "
-            f"tokens; set it to {longest} or more"
+            f"warmup.batch_tokens={batch_tokens} is too small, because the longest warm-up "
+            f"example has {longest} tokens; set it to {longest} or more"
         )
 
 
@@ -185,7 +187,7 @@ def short_traces(
                 problem, [False] * level, False, prompt_budget=prompt_budget
             )
             row = [prompt]
-            # A line has 6 tokens, of which the first is its label.
+            # Each line of a trace has 6 tokens, of which the first is its label.
             for start in range(0, len(trace), 6):
                 row.append((trace[start : start + 1], False))
                 row.append((trace[start + 1 : start + 6], True))
@@ -230,7 +232,7 @@ def warmup_batch(
     """
     widths = np.array(BUCKETS)
     if prompt_budgets is not None:
-        # A budget in the prompt has a mark and its digits.
+        # A budget in the prompt consists of a marker token and one token per digit.
         widths += 1 + len(str(np.max(prompt_budgets)))
     check_batch_tokens(batch_tokens, int(max(widths)))
     rng = np.random.default_rng([seed, _STREAM, step])
