@@ -173,7 +173,7 @@ def test_bad_budgets_are_refused_by_the_name_of_the_field(served):
             generate_within(llm, [[7, 8], [7, 8]], bad)
     for bad in (-1, 1.5, "3", True):
         params = SamplingParams(max_tokens=1, extra_args={"response_from": bad})
-        with pytest.raises(VLLMValidationError, match="response_from: found"):
+        with pytest.raises(VLLMValidationError, match="response_from is "):
             llm.generate([{"prompt_token_ids": [7]}], params, use_tqdm=False)
 
 

@@ -42,7 +42,7 @@ def changed(folder, to, manifest=False, **changes):
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0", "dev", ""])
 def test_other_versions_are_refused(version):
-    with pytest.raises(ImportError, match=r"install vllm>=0.32,<0.34, or leave bacr-vllm out"):
+    with pytest.raises(ImportError, match=r"install vllm>=0.32,<0.34, or uninstall "):
         bacr_vllm.check_version(version)
 
 
@@ -67,13 +67,22 @@ def test_folders_that_are_damaged(world, tmp_path):
     cases = [
         (
             {"budget_module": None},
-            "config.json has no budget_module; serve a folder of bacr export",
+            "config.json has no section 'budget_module'; serve a folder that bacr export wrote",
         ),
-        ({"thinking": None}, "config.json does not say how thinking is held"),
-        ({"thinking": {"closing_ids": 3}}, "config.json does not say how thinking is held"),
-        ({"budget_module": {"gate": "relu"}}, "budget_module.gate: found 'relu'; export the"),
-        ({"budget_module": {"site": "middle"}}, "budget_module.site: found 'middle'; only after"),
-        ({"budget_module": {"b_max": "64"}}, "budget_module.b_max: found '64'; export the folder"),
+        ({"thinking": None}, "config.json has no valid section 'thinking'"),
+        ({"thinking": {"closing_ids": 3}}, "config.json has no valid section 'thinking'"),
+        (
+            {"budget_module": {"gate": "relu"}},
+            "budget_module.gate in config.json is 'relu', but must be",
+        ),
+        (
+            {"budget_module": {"site": "middle"}},
+            "budget_module.site in config.json is 'middle', but only",
+        ),
+        (
+            {"budget_module": {"b_max": "64"}},
+            "budget_module.b_max in config.json is '64', but must be",
+        ),
     ]
     for number, (changes, expected) in enumerate(cases):
         assert refusal(changed(folder, tmp_path / str(number), **changes)).startswith(expected)
@@ -81,7 +90,7 @@ def test_folders_that_are_damaged(world, tmp_path):
 
 def test_a_folder_that_is_not_as_it_was_written(world, tmp_path):
     folder = changed(world / "shared" / "out", tmp_path / "other", manifest=True, bos_token_id=5)
-    assert "config.json: is not what was written, according to manifest.json" in refusal(folder)
+    assert "config.json is not the file that was exported" in refusal(folder)
 
 
 def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):

@@ -86,7 +86,9 @@ def test_bad_budgets_have_status_400(url, path):
     for good in (0, 8, "low", "none"):
         assert post(url, path, max_tokens=1, **asked, vllm_xargs={"budget": good})[0] == 200
     status, found = post(url, path, max_tokens=1, **asked, vllm_xargs={"folder": "abc"})
-    assert status == 400 and found["error"]["message"].startswith("folder: found 'abc', this")
+    assert status == 400 and found["error"]["message"].startswith(
+        "folder: the request is for the folder 'abc', but"
+    )
 
 
 def test_budgets_do_not_leak_between_equal_prompts(url, folder, reference):

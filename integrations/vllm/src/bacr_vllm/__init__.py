@@ -1,32 +1,36 @@
-"""Thinking budgets in vLLM: one per request, for policies exported by bacr_jax."""
+"""vLLM plugin that gives every request its own thinking budget.
+
+It serves folders that `bacr export` wrote. vLLM loads it through the entry point `register`.
+"""
 
 import re
 from typing import Any
 
 __all__ = ["Server", "generate_within", "register"]
 
-# Versions of vLLM whose hooks are known, as pyproject.toml pins them.
-_FIRST, _AFTER_LAST = (0, 32), (0, 34)
+# Supported versions of vLLM: from the first, and before the second. pyproject.toml has the same
+# limits, because the plugin overrides functions that other versions may not have.
+_FIRST_VERSION = (0, 32)
+_END_VERSION = (0, 34)
 
 
 def check_version(version: str) -> None:
-    """Refuses versions of vLLM whose hooks are unknown.
-
-    Raises:
-      ImportError: it is another version.
-    """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if not found or not _FIRST <= tuple(map(int, found.groups())) < _AFTER_LAST:
+    """Raises ImportError if this version of vLLM is not supported."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if not match or not _FIRST_VERSION <= tuple(map(int, match.groups())) < _END_VERSION:
         raise ImportError(
-            f"bacr-vllm: found vLLM {version}; install vllm>=0.32,<0.34, or leave bacr-vllm out"
+            f"bacr-vllm does not support vLLM {version}; install vllm>=0.32,<0.34, or uninstall "
+            "bacr-vllm"
         )
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: runs in every process of vLLM.
+    """Registers the models and checks of this plugin with vLLM.
+
+    vLLM calls this function (entry point `vllm.general_plugins`) in each of its processes.
 
     Raises:
-      ImportError: an unknown version of vLLM.
+      ImportError: this version of vLLM is not supported.
     """
     from vllm import ModelRegistry, __version__
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
@@ -35,18 +39,21 @@ def register() -> None:
     from bacr_vllm.cache_salt import salt_requests
     from bacr_vllm.config import CONDITIONED, PLAIN, ConditionedChecks, PlainChecks
 
-    known = ModelRegistry.get_supported_archs()
+    registered = ModelRegistry.get_supported_archs()
     for conditioned, plain in zip(CONDITIONED, PLAIN, strict=True):
-        if conditioned not in known:
+        if conditioned not in registered:
             ModelRegistry.register_model(conditioned, f"bacr_vllm.model:{conditioned}")
         MODELS_CONFIG_MAP[conditioned] = ConditionedChecks
-        # Of vLLM's own models: folders that say how their thinking is held, and no others.
+        # vLLM's own model classes get checks too, which apply only to folders of `bacr export`.
         MODELS_CONFIG_MAP.setdefault(plain, PlainChecks)
     salt_requests()
 
 
 def __getattr__(name: str) -> Any:
-    """What users call; read when it is asked for, since vLLM imports this file at every start."""
+    """Imports `Server` or `generate_within` when it is first used.
+
+    vLLM imports this module at every start, which should not import the client too.
+    """
     if name == "Server":
         from bacr_client import Server
 

@@ -1,8 +1,7 @@
-"""Keys and values depend on the budget: what vLLM keeps of a prompt is kept for that budget alone.
+"""Separates vLLM's prefix cache by budget, because keys and values depend on the budget.
 
-vLLM finds cached blocks by a hash of their tokens and of the request's `cache_salt`. The salt of a
-request with a budget gets the budget, in the engine itself, after everything that a client can
-write: no client has to think of it, and none can leave it out.
+vLLM finds cached blocks by a hash of their tokens and of the request's `cache_salt`. The engine
+appends the budget to this salt, so clients don't have to, and can't leave it out.
 """
 
 from typing import Any
@@ -14,9 +13,11 @@ from bacr_vllm.requests import BUDGET, RESPONSE_FROM
 
 
 def budget_salt(request: EngineCoreRequest) -> str:
-    """What joins the salt of a request; empty without a budget, where the model is plain Qwen2.
+    """Returns the text that is appended to a request's salt.
 
-    Where the response begins counts too: a model may be told its budget from there on only.
+    It is empty for a request without a budget, for which the model is the plain model. The text
+    includes the position at which the response begins, because some policies receive the budget
+    only from there on.
     """
     params = request.sampling_params
     extra = (params.extra_args or {}) if params is not None else {}
@@ -27,7 +28,10 @@ def budget_salt(request: EngineCoreRequest) -> str:
 
 
 def salt_requests() -> None:
-    """Makes the engine salt the requests that enter it; once per process."""
+    """Makes the engine add the budget to the salt of every request.
+
+    A second call in the same process has no effect.
+    """
     plain = Request.from_engine_core_request.__func__
     if getattr(plain, "_salts_budgets", False):
         return
