@@ -30,7 +30,8 @@ def planned_recipes():
         rows = PAGE[header.end() :].partition("\n\n")[0].splitlines()[2:]
         for row in rows:
             name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
-            recipes.append((name.strip("`"), header[1].split(", "), cells))
+            name = name.removesuffix(", adapters").strip("`")
+            recipes.append((name, header[1].split(", "), cells))
     return recipes
 
 
