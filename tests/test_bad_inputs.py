@@ -134,14 +134,14 @@ BAD = [
     ),
     (EXPORT, "checkpoints/3/state: the policy can't be read", DAMAGED),
     (EXPORT + f"--out {{}}/{LONG}", "File name too long; use another path", DAMAGED),
-    (REPORT + "--out {}/none/x.html", "its folder does not exist; create it first", TRAINED),
-    (REPORT, "its field 'step' is missing", {**TRAINED, "run/metrics.jsonl": '{"a": 1}\n'}),
+    (REPORT + "--out {}/none/x.html", "/none does not exist; create it first", TRAINED),
+    (REPORT, "the field 'step' is missing", {**TRAINED, "run/metrics.jsonl": '{"a": 1}\n'}),
     (
         REPORT,
-        "its field 'sets' is missing",
+        "the field 'sets' is missing",
         {**TRAINED, "run/eval.jsonl": '{"step": 1, "when": "x"}\n'},
     ),
-    (REPORT, "summary.json is damaged; remove it", {**TRAINED, "run/summary.json": "[]"}),
+    (REPORT, "summary.json is damaged; delete the file", {**TRAINED, "run/summary.json": "[]"}),
     ("study --config {}/none.yaml", "there is no such file", {}),
     (
         "serve",

@@ -413,7 +413,7 @@ def test_a_manifest_knows_every_file_and_lets_people_edit_what_they_read(tmp_pat
             if spoilt is not None:
                 (folder / name).write_bytes(spoilt)
             with pytest.raises(
-                ValueError, match=f"^{folder / name} is not the file that was written"
+                ValueError, match=f"^{folder / name} is not the file that was exported"
             ):
                 client.check_manifest(folder)
             if name == "model.safetensors":

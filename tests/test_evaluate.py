@@ -433,7 +433,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "8", "--every", "0"], "--every"),
         (["--budgets", "4,8", "--every", "8"], "no multiple below the largest budget 8"),
         (["--budgets", "4,8", "--every", "3", "--swap"], "can't be combined with --every 3"),
-        (["--budgets", "4,8", "--swap"], "--swap: the policy has no budget as input"),
+        (["--budgets", "4,8", "--swap"], "--swap: this policy does not read its budget"),
         (["--budgets", "0,8", "--swap", "conditioning.budget_input=prompt"], "at least two"),
         (["--budgets", "300", "--every", "1"], "set it to 2 or more"),
         (["--budgets", "8", "--size", "0"], "--size"),

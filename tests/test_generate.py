@@ -263,7 +263,7 @@ def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, mo
     [
         (["--budget", "4,x", "q"], "--budget 4,x: found 'x'"),
         (["--budget", "high", "q"], "or a level (low)"),
-        (["--budget", "none", "012"], "or budget.cap"),
+        (["--budget", "none", "012"], "or a smaller budget.cap"),
         (["--budget", "-4", "q"], "--budget -4: found '-4'"),
         (["--budget", "60", "012"], "the model's 64 positions leave"),
         (["--budget", "4", " "], "the question is empty; pass"),

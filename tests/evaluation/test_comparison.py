@@ -31,7 +31,7 @@ HERE = {"ours": {"questions": "abc", "problems": 4}}
         (
             {"other": HERE["ours"]},
             {"greedy": [8]},
-            "was evaluated on other, but this evaluation is on ours",
+            "that evaluation used the data sets other, but this one uses ours",
         ),
         (
             {"ours": {"questions": "x", "problems": 5}},

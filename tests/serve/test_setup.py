@@ -84,5 +84,5 @@ def test_a_question_without_tokens_or_with_too_many_is_refused(session, question
 
 def test_only_an_exported_folder_is_served_by_vllm(session):
     policy = serve_policy(session, name=None, largest=None)
-    with pytest.raises(UserError, match="does not describe how its thinking ends"):
+    with pytest.raises(UserError, match="is not a folder that bacr export wrote"):
         proxy_backend(session, policy, "http://127.0.0.1:1")
