@@ -129,7 +129,7 @@ BAD = [
     ),
     (
         "import --gguf {}/questions.jsonl --out {}/out",
-        "begins with b'{\"qu', but must begin with GGUF",
+        "this is not a GGUF file, because it begins with b'{\"qu'",
         {},
     ),
     (EXPORT, "checkpoints/3/state: the policy can't be read", DAMAGED),

@@ -38,7 +38,7 @@ HERE = {"ours": {"questions": "abc", "problems": 4}}
             {"greedy": [8]},
             "5 problems, and 4 in this evaluation",
         ),
-        (HERE, {"greedy": [16], "sampled": [8]}, r"found greedy \[16\]; sampled \[8\]"),
+        (HERE, {"greedy": [16], "sampled": [8]}, r"that one has greedy \[16\]; sampled \[8\]"),
     ],
 )
 def test_evaluations_of_other_things_are_not_compared(sets, modes, says):

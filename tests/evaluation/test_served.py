@@ -144,7 +144,7 @@ def test_an_edited_folder_is_refused_before_a_server_is_asked(
     assert old in text
     (own / name).write_text(text.replace(old, new))
     line = refusal(capsys, own, tmp_path / "out", "--url", "http://127.0.0.1:9")
-    assert f"{own / name} is not the file that was exported, according to manifest.json" in line
+    assert f"{own / name} is not the file that was exported, because its SHA-256" in line
 
 
 @pytest.mark.parametrize(
