@@ -270,7 +270,7 @@ def test_the_policy_before_training_is_drawn_by_tokens_used(model, finished, tmp
             assert entry["difference"] == pytest.approx(0.0)
     assert (out / "free_ledger.png").read_bytes().startswith(b"\x89PNG")
     options = ["--model", model, *OPTIONS, "--out", tmp_path / "two", *KEYS]
-    assert "contains no evaluation" in refusal(capsys, *options, "--free", tmp_path)
+    assert "does not contain an evaluation" in refusal(capsys, *options, "--free", tmp_path)
 
 
 IN_WORDS = ["conditioning.budget_input=prompt"]
@@ -415,7 +415,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has only 64 positions"),
         (["--budgets", "0", "--every", "4"], "largest budget 0; leave it out"),
         (["--budgets", "none", "--every", "4"], "--every 4: there is no multiple below"),
-        (["--budgets", "8", "budget.grace=4"], "no line break"),
+        (["--budgets", "8", "budget.grace=4"], "set budget.grace=0"),
         (
             ["--budgets", "8", "data.closing_text=</think>"],
             "whose tokens are fixed; set it to null",
@@ -439,7 +439,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "8", "--size", "0"], "--size"),
         (["--budgets", "8", "--step", "3"], "--step"),
         (["--budgets", "8", "--samples", "2", "--self-consistency", "4"], "--samples 4"),
-        (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "no token"),
+        (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "less than one token"),
         (["--budgets", "8", "--label-difficulty", "x.jsonl"], "--samples 8"),
         (["--budgets", "8", "budget.max=4"], "defines the policy and can't be overridden"),
         (["--budgets", "8", "rollout.answer_tokens=0"], "answer_tokens"),

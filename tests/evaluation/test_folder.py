@@ -316,5 +316,7 @@ class TestPlaces:
         assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match=f"--compare {tmp_path} contains no evaluation"):
+        with pytest.raises(
+            UserError, match=f"--compare {tmp_path}: the folder contains no evaluation"
+        ):
             find_evaluation(tmp_path)

@@ -150,13 +150,16 @@ def test_an_edited_folder_is_refused_before_a_server_is_asked(
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ({"token_ids": [-1]}, "contains -1, which is not a token id"),
-        ({"token_ids": [10**6]}, "contains 1000000, which is not a token id"),
-        ({"token_ids": [19.0]}, "contains 19.0, which is not a token id"),
-        ({"token_ids": [True]}, "contains True, which is not a token id"),
-        ({"token_ids": [0]}, "contains 0, which can't be sampled"),
-        ({"token_ids": [19] * 50}, "engine's reply has 50 tokens, but"),
-        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are not numbers"),
+        ({"token_ids": [-1]}, "returned -1, which is not a token id"),
+        ({"token_ids": [10**6]}, "returned 1000000, which is not a token id"),
+        ({"token_ids": [19.0]}, "returned 19.0, which is not a token id"),
+        ({"token_ids": [True]}, "returned True, which is not a token id"),
+        ({"token_ids": [0]}, "the token id 0, which must not be sampled"),
+        ({"token_ids": [19] * 50}, "engine returned 50 tokens, but"),
+        (
+            {"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}},
+            "must be a finite number",
+        ),
     ],
 )
 def test_a_server_that_lies_about_its_tokens_is_one_line_and_no_result(
@@ -176,7 +179,7 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
         capsys, folder, out, "--url", gone
     )
     cases = [
-        (Served("0123456789ab"), "serves another folder (folder: found"),
+        (Served("0123456789ab"), "serves another folder than this command uses (folder: found"),
         (Served(key, plugin=False), "does not read budgets; install the plugin bacr-vllm"),
         (Served(key, models={"data": []}), "is not an OpenAI-compatible server"),
         (Served(key, models=[1]), "is not an OpenAI-compatible server"),

@@ -51,7 +51,7 @@ def test_the_verdicts_go_to_a_file_when_asked(tmp_path, capsys):
         (None, "use a JSONL file"),
         (b"", "no rows"),
         (b"{", "line 1"),
-        (b"[1]", "line 1: found list; every line must be one JSON object"),
+        (b"[1]", "line 1: the JSON value is a list; every line must be one JSON object"),
         (b'{"pred": "1"}', "the field 'gold' is missing, found ['pred']"),
         (b'{"pred": 1, "gold": "1"}', "pred is not a string"),
         (b"\xff", "not UTF-8"),

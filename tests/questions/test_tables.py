@@ -213,7 +213,7 @@ class TestRefusals:
         ("name", "content", "says"),
         [
             ("a.jsonl", '{"question": "x"}\n{"question"', "a.jsonl line 2: .*one JSON object"),
-            ("a.jsonl", "[1]", "line 1: found list"),
+            ("a.jsonl", "[1]", "line 1: the JSON value is a list"),
             ("a.jsonl", "[" * 100_000, "line 1: "),
             ("a.jsonl", b'{"question": "\xff"}', "not valid UTF-8 at byte 14"),
             ("a.jsonl", "\n", "no row"),

@@ -335,7 +335,7 @@ class Broken(Local):
     "fault",
     [
         *[Refused(status, f"http://two: status {status}") for status in (401, 404, 429, 500, 503)],
-        EngineError("http://two: a completion ended with the finish reason 'abort'"),
+        EngineError("http://two: the server did not finish a completion (finish reason 'abort')"),
         lambda count: [],
         lambda count: [-0.5] * (count - 1),
         lambda count: [0.5] * count,
