@@ -119,12 +119,12 @@ BAD = [
     (PLAN + "--devices 0", "--devices: found 0; set a number of GPUs from 1 to 100000", {}),
     (
         GRADE,
-        "line 1: the field 'gold' is missing, found ['pred']",
+        "line 1: the field 'gold' is missing (the fields of this line are ['pred'])",
         {"cases.jsonl": '{"pred": "1"}'},
     ),
     (
         GRADE + "--deadline inf",
-        "grading: found deadline=inf; set it to a number from 0.05 to 3600",
+        "grading: deadline=inf is out of range; set deadline to a number from 0.05 to 3600",
         {},
     ),
     (

@@ -228,17 +228,17 @@ class TestRefusals:
             (
                 "a.csv",
                 "answer,question,answer\n1,2,3\n",
-                "a.csv: found 'answer' twice; keep only one of them",
+                "a.csv: the name 'answer' occurs twice; keep only one of them",
             ),
             (
                 "a.jsonl",
                 '{"a": 1}\n{"a": {"b": 1, "b": 1}}',
-                "line 2: found 'b' twice; keep only one of them",
+                "line 2: the name 'b' occurs twice; keep only one of them",
             ),
             (
                 "a.json",
                 '[{"a": 1}, {"a": 1, "a": 2}]',
-                "a.json: found 'a' twice; keep only one of them",
+                "a.json: the name 'a' occurs twice; keep only one of them",
             ),
         ],
     )
