@@ -109,4 +109,7 @@ class ProxyBackend:
                     if segment.done:
                         break
             if len(segment.tokens) == num_before:
-                raise BackendError(f"{self._server.url}: a completion ended without a token")
+                raise BackendError(
+                    f"{self._server.url}: the server ended a completion without any token; see "
+                    "the log of the server"
+                )

@@ -88,7 +88,7 @@ def test_sampling_is_passed_on_and_is_reproducible(rules):
         ({"events": 1, "ends": b""}, "the connection was closed before the reply was complete"),
         ({"events": 1, "ends": b"data: {]\n\n"}, "an event that is not a JSON object"),
         ({"events": 1, "ends": b'data: {"error": {"message": "no memory"}}\n\n'}, "no memory"),
-        ({"lie": {"token_ids": []}}, "a completion ended without a token"),
+        ({"lie": {"token_ids": []}}, "ended a completion without any token"),
         ({"lie": {"token_ids": [99]}}, "returned 99, which is not a token id"),
         ({"dies_after": 0}, "the connection was closed before the reply was complete"),
     ],
