@@ -162,7 +162,7 @@ class Service:
             raise RequestError(
                 408,
                 "body: the server did not receive the whole request within "
-                f"{self.limits.body_seconds:g} s; send the request faster",
+                f"{self.limits.body_seconds:g} s; send it faster",
             ) from None
         return bytes(content)
 

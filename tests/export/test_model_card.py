@@ -57,9 +57,9 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
             {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
             "mine: evaluations of step 3 hold content that bacr train did not write",
         ),
-        ("results.json", {"sets": {"ledger": {}}}, "results.json is damaged"),
+        ("results.json", {"sets": {"ledger": {}}}, "results.json is missing or damaged"),
         ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold content"),
-        ("results.json", {"ledger": {}}, "results.json is damaged"),
+        ("results.json", {"ledger": {}}, "results.json is missing or damaged"),
     ],
 )
 def test_an_odd_evaluation_is_one_line(about, name, content, says):

@@ -203,7 +203,7 @@ def test_no_report_is_written_over_a_file_of_the_run(run, name):
     path.parent.mkdir(exist_ok=True)
     path.touch()
     before = path.read_bytes()
-    with pytest.raises(UserError, match=f"--out {path} is a data file of the run, which must not"):
+    with pytest.raises(UserError, match=f"--out {path}: this is a data file of the run,"):
         write_report(run, path)
     assert path.read_bytes() == before
 

@@ -149,7 +149,7 @@ class TestRefusals:
         (reply,) = calls(service, ("POST", CHAT, {"content": slow(), "headers": headers}))
         assert error_of(reply) == (
             408,
-            "body: the server did not receive the whole request within 0.05 s; send the request faster",
+            "body: the server did not receive the whole request within 0.05 s; send it faster",
         )
 
 
