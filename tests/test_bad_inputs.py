@@ -33,10 +33,14 @@ def edited(**changes):
 BAD = [
     (
         "doctor budget.max=8",
-        "command line: found config keys without a config; pass --config F before",
+        "command line: config keys (key=value) were passed without a config",
         {},
     ),
-    ("doctor --seconds 0", "--seconds: found '0'; set it to 1 to 86400", {}),
+    (
+        "doctor --seconds 0",
+        "--seconds '0': the time limit must be a whole number of seconds; set it to 1 to 86400",
+        {},
+    ),
     ("train", "command line: no config is given; pass for example --config quickstart", {}),
     (TRAIN, "small.yaml, line 3: the YAML is not valid", {"small.yaml": "seed: 1\nbudget: [\n"}),
     (TRAIN + "bugdet.max=8", "bugdet.max: there is no such key; use budget.max", {}),
@@ -116,7 +120,11 @@ BAD = [
     ),
     (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: all 1 prompts are longer", {}),
     (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; use", {}),
-    (PLAN + "--devices 0", "--devices: found 0; set a number of GPUs from 1 to 100000", {}),
+    (
+        PLAN + "--devices 0",
+        "--devices 0: the number of GPUs is out of range; set a number from 1 to 100000",
+        {},
+    ),
     (
         GRADE,
         "line 1: the field 'gold' is missing (the fields of this line are ['pred'])",

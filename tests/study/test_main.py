@@ -62,8 +62,11 @@ UNMADE = [
     [
         (["--only", "9"], "--only 9 matches no run"),
         (["--size", "huge"], "--size: found 'huge'"),
-        (["--jobs", "0"], "--jobs 0 is too small; set it to 1 or more"),
-        (["arms=[grpo,grpo]"], "arms: found ['grpo', 'grpo']; use each of them once"),
+        (
+            ["--jobs", "0"],
+            "--jobs 0: at least one run must be trained at a time; set it to 1 or more",
+        ),
+        (["arms=[grpo,grpo]"], "arms: found ['grpo', 'grpo']; use each name only once"),
         (["budget.mox=3"], "budget.mox: there is no such key; use budget.max"),
         (["budget.max=4"], "plain, grpo: "),
         (UNMADE, "model.path=nowhere: there is no such folder"),
