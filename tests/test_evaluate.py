@@ -375,7 +375,7 @@ def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys
     # Another set of problems, another decoding, and an evaluation that is not finished.
     options = ["--model", path, "--data", "ledger", "--out", tmp_path / "two"]
     compare = ["--compare", finished]
-    assert "other problems" in refusal(
+    assert "different problems" in refusal(
         capsys, *options, "--budgets", "8", "--size", "5", *compare, *KEYS
     )
     assert "in common" in refusal(

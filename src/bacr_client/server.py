@@ -30,7 +30,8 @@ LOADING = Timeouts(first=600.0, between=600.0, whole=900.0)
 PING = Timeouts(first=15.0, between=15.0, whole=15.0)
 # Values of `finish_reason` for a completion that was not aborted. Older servers send None.
 _FINISHED = (None, "stop", "length")
-# Multiplier of a response's seed. It keeps the seeds of calls of different responses apart.
+# The seed of a response is multiplied by this number, to which the number of the call is added.
+# Calls of different responses therefore have different seeds.
 _SEED_STRIDE = 1_000_003
 
 

@@ -65,9 +65,9 @@ def test_the_policy_before_training_may_have_other_budgets(check):
         (
             settings(),
             {"modes": ("sampled",)},
-            "--free .*no combination of decoding mode and budget in common",
+            "--free .*no decoding mode and budget in common",
         ),
-        (settings(), {"questions": "other"}, "--free .*other problems"),
+        (settings(), {"questions": "other"}, "--free .*different problems"),
         (settings(swap=True), {}, "--free .*that evaluation was made with --swap"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
         (
             "eval.jsonl",
             {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
-            "mine: evaluations of step 3 hold content that bacr train did not write",
+            "mine: evaluations of step 3 hold content that this package did not write",
         ),
         ("results.json", {"sets": {"ledger": {}}}, "results.json is missing or damaged"),
         ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold content"),

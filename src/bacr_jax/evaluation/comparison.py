@@ -52,9 +52,9 @@ def check_comparable(
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
         raise UserError(
-            f"{option} {where}: that evaluation was graded by {_grader_name(other_grader)} and "
-            f"this one by {_grader_name(grader)}, or by another version of the same file; use the "
-            "same grader for both"
+            f"{option} {where}: the other evaluation was graded by {_grader_name(other_grader)} "
+            f"and this one by {_grader_name(grader)}, or by another version of the same file; use "
+            "the same grader for both"
         )
     _check_sets(mine, theirs["sets"], f"{option} {where}")
     other_cells = theirs["decoding"]["cells"]
@@ -63,8 +63,8 @@ def check_comparable(
             return
     cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
     raise UserError(
-        f"{option} {where}: that evaluation and this one have no combination of decoding mode and "
-        f"budget in common (that one has {cells}); run both with the same --budgets and --samples"
+        f"{option} {where}: the other evaluation has no decoding mode and budget in common with "
+        f"this one (it has {cells}); run both with the same --budgets and --samples"
     )
 
 
@@ -83,13 +83,13 @@ def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) 
     common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
-            f"{where}: that evaluation used the data sets {', '.join(theirs)}, but this one uses "
-            f"{', '.join(mine)}; run both with the same --data"
+            f"{where}: the other evaluation used the data sets {', '.join(theirs)}, but this one "
+            f"uses {', '.join(mine)}; run both with the same --data"
         )
     for name in common:
         if mine[name]["questions"] != theirs[name].get("questions"):
             raise UserError(
-                f"{where}: that evaluation used other problems of {name} "
+                f"{where}: the other evaluation used different problems of {name} "
                 f"({theirs[name]['problems']} problems, and {mine[name]['problems']} in this "
                 "evaluation); run both with the same --data, --split, --size and --seed"
             )

@@ -115,7 +115,7 @@ def malformed_files_refused(where: str) -> Iterator[None]:
         raise
     except ODD as error:
         raise UserError(
-            f"{where} content that bacr train did not write ({type(error).__name__}: {error}); "
+            f"{where} content that this package did not write ({type(error).__name__}: {error}); "
             "restore the original files"
         ) from None
 
