@@ -152,7 +152,7 @@ def test_larger_files_are_refused(tmp_path):
     assert read_file(path, most=9) == b"[1, 2, 3]"
     with pytest.raises(OSError, match="larger than 8 bytes"):
         read_file(path, most=8)
-    with pytest.raises(NotJson, match="found a list instead of an object"):
+    with pytest.raises(NotJson, match="the JSON value is a list instead of an object"):
         read_object(path)
 
 

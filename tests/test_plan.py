@@ -112,7 +112,7 @@ def test_the_shape_of_a_model_of_the_hub_is_got_when_asked(capsys, tmp_path, mon
 
 def test_a_config_is_needed(capsys):
     assert plan.main(["--devices", "8"]) == 2
-    assert "a config is missing" in capsys.readouterr().err
+    assert "no config is given" in capsys.readouterr().err
 
 
 def test_a_compiler_that_stops_is_reported_in_one_line(capsys, monkeypatch):

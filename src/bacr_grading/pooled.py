@@ -238,7 +238,9 @@ def check_request(texts: Texts, references: Texts, mode: str) -> None:
       UserError: if the mode is unknown, or if the numbers of texts and references differ.
     """
     if mode not in MODES:
-        raise UserError(f"grade: there is no mode {mode!r}; use mode='strict' or mode='lenient'")
+        raise UserError(
+            f"grade: mode={mode!r} is not a grading mode; use mode='strict' or mode='lenient'"
+        )
     if len(texts) != len(references):
         raise UserError(
             f"grade: found {len(texts)} texts and {len(references)} references; pass one "

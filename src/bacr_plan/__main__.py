@@ -109,7 +109,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError(
-            "command line: a config is missing; pass for example --config qwen2.5-7b-math"
+            "command line: no config is given; pass for example --config qwen2.5-7b-math"
         )
     check_overlays(arguments.config)
     count = arguments.devices

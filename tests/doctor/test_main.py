@@ -42,7 +42,7 @@ def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
         (["--write-overlay", "/proc/x.yaml"], "the file can't be written"),
         (
             ["--out", "x", "--write-overlay", "./x"],
-            "--write-overlay x is also the file of --out; use another",
+            "--write-overlay x: --out is the same file; use another",
         ),
     ],
 )

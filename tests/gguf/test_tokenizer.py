@@ -80,7 +80,7 @@ def test_a_piece_that_is_a_token_is_not_merged_in_llamas(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": ("string", "llama")}, "tokenizer is 'llama' with the pre-tokenizer 'smollm'"),
+        ({"model": ("string", "llama")}, "tokenizer 'llama' with the pre-tokenizer 'smollm'"),
         ({"pre": ("string", "tekken")}, "'tekken' is not supported; .* with one of gpt-2, smollm"),
         ({"pre": None}, "pre-tokenizer '' is not"),
         ({"tokens": ("array", [1, 2])}, "at least one of the tokenizer's 2 tokens"),

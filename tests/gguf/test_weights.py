@@ -130,9 +130,12 @@ def test_nothing_said_is_fine(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model.norm.weight": None}, "'output_norm.weight' has axes None"),
-        ({"rope_freqs.weight": np.ones(8, np.float32)}, "'rope_freqs.weight' has axes .* None"),
-        ({"model.norm.weight": np.full(64, np.inf, np.float32)}, "not finite in float32"),
+        ({"model.norm.weight": None}, "'output_norm.weight' has the shape None"),
+        (
+            {"rope_freqs.weight": np.ones(8, np.float32)},
+            "'rope_freqs.weight' has the shape .* None",
+        ),
+        ({"model.norm.weight": np.full(64, np.inf, np.float32)}, "after conversion to float32"),
     ],
 )
 def test_another_set_of_tensors_is_refused(tmp_path, change, words):
@@ -146,7 +149,7 @@ def test_a_number_beyond_bfloat16_is_refused(tmp_path):
     stored = gguf_world.weights() | {"model.norm.weight": np.full(64, 3.4e38, np.float32)}
     path = gguf_world.write(tmp_path / "m.gguf", stored=stored)
     assert read(path)
-    with pytest.raises(GgufError, match="not finite in bfloat16"):
+    with pytest.raises(GgufError, match="after conversion to bfloat16"):
         read(path, "bfloat16")
 
 

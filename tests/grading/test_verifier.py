@@ -339,7 +339,10 @@ def test_a_spec_that_cannot_be_used_is_refused_unrun(tmp_path, monkeypatch, spec
 
 
 def test_questions_are_needed(file):
-    with opened(file, "one") as grader, pytest.raises(UserError, match="needs questions"):
+    with (
+        opened(file, "one") as grader,
+        pytest.raises(UserError, match="a verifier also reads the questions"),
+    ):
         grader.grade(["<answer>5</answer>"], ["5"])
 
 

@@ -450,7 +450,9 @@ def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
             tokens, logprobs = await super().complete(call, sampling, part, told)
             return ([0, *tokens[1:]] if part else tokens), logprobs
 
-    with pytest.raises(UserError, match="^rollout.urls: .*contains 0, which can't be sampled"):
+    with pytest.raises(
+        UserError, match="^rollout.urls: .*the token id 0, which must not be sampled"
+    ):
         rolled(world, fleet(world, [Lying(world)], tmp_path))
 
 

@@ -68,8 +68,8 @@ def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, me
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is damaged"),
-        ("[]", "found a list instead of an object"),
+        ("{", "does not contain the results of a run"),
+        ("[]", "the JSON value is a list instead of an object"),
         ("{}", "does not contain the results of a run .* missing .* 'id'"),
     ],
 )
