@@ -270,7 +270,7 @@ def test_the_policy_before_training_is_drawn_by_tokens_used(model, finished, tmp
             assert entry["difference"] == pytest.approx(0.0)
     assert (out / "free_ledger.png").read_bytes().startswith(b"\x89PNG")
     options = ["--model", model, *OPTIONS, "--out", tmp_path / "two", *KEYS]
-    assert "contains no evaluation" in refusal(capsys, *options, "--free", tmp_path)
+    assert "does not contain an evaluation" in refusal(capsys, *options, "--free", tmp_path)
 
 
 IN_WORDS = ["conditioning.budget_input=prompt"]
@@ -375,7 +375,7 @@ def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys
     # Another set of problems, another decoding, and an evaluation that is not finished.
     options = ["--model", path, "--data", "ledger", "--out", tmp_path / "two"]
     compare = ["--compare", finished]
-    assert "other problems" in refusal(
+    assert "different problems" in refusal(
         capsys, *options, "--budgets", "8", "--size", "5", *compare, *KEYS
     )
     assert "in common" in refusal(
@@ -415,7 +415,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has only 64 positions"),
         (["--budgets", "0", "--every", "4"], "largest budget 0; leave it out"),
         (["--budgets", "none", "--every", "4"], "--every 4: there is no multiple below"),
-        (["--budgets", "8", "budget.grace=4"], "no line break"),
+        (["--budgets", "8", "budget.grace=4"], "set budget.grace=0"),
         (
             ["--budgets", "8", "data.closing_text=</think>"],
             "whose tokens are fixed; set it to null",
@@ -433,13 +433,13 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "8", "--every", "0"], "--every"),
         (["--budgets", "4,8", "--every", "8"], "no multiple below the largest budget 8"),
         (["--budgets", "4,8", "--every", "3", "--swap"], "can't be combined with --every 3"),
-        (["--budgets", "4,8", "--swap"], "--swap: the policy has no budget as input"),
+        (["--budgets", "4,8", "--swap"], "--swap: this policy does not read its budget"),
         (["--budgets", "0,8", "--swap", "conditioning.budget_input=prompt"], "at least two"),
         (["--budgets", "300", "--every", "1"], "set it to 2 or more"),
         (["--budgets", "8", "--size", "0"], "--size"),
         (["--budgets", "8", "--step", "3"], "--step"),
         (["--budgets", "8", "--samples", "2", "--self-consistency", "4"], "--samples 4"),
-        (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "no token"),
+        (["--budgets", "2", "--samples", "4", "--self-consistency", "4"], "less than one token"),
         (["--budgets", "8", "--label-difficulty", "x.jsonl"], "--samples 8"),
         (["--budgets", "8", "budget.max=4"], "defines the policy and can't be overridden"),
         (["--budgets", "8", "rollout.answer_tokens=0"], "answer_tokens"),

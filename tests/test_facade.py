@@ -106,7 +106,7 @@ def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(poli
         (lambda p: p.generate("1a2", budget=8.0), "budget 8.0: found '8.0'"),
         (lambda p: p.logprobs("1a2", "1", 8.0), "budget 8.0: found '8.0'"),
         (lambda p: p.generate("1a2", budget=[]), "found ''; use whole numbers"),
-        (lambda p: p.generate("1a2", budget=60), "the model's 64 positions leave"),
+        (lambda p: p.generate("1a2", budget=60), "the model's 64 positions leave room for"),
         (lambda p: p.generate("1a2", budget=4, samples=0), "samples=0 is too small; use 1 or more"),
         (
             lambda p: p.generate("1a2", 4, samples=2, temperature=0.0),
@@ -119,10 +119,13 @@ def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(poli
         (lambda p: p.generate(["1a2", " "], budget=4), "question 1 is empty"),
         (lambda p: p.generate(["1a2", "1" * 2000], budget=4), "question 1: its prompt has more"),
         (lambda p: p.logprobs("1a2", ["1", "2"], 4), "found 1 questions and 2 responses"),
-        (lambda p: p.logprobs("1a2", "", 4), "response 0: the response has no tokens"),
-        (lambda p: p.logprobs("1a2", "x y", 4), "response 0: the tokenizer has no tokens"),
-        (lambda p: p.logprobs("1a2", [[27]], 4), "found the token id 27, but the model has 27 ids"),
-        (lambda p: p.logprobs("1a2", "1" * 70, 4), "but the model has 64 positions; use"),
+        (lambda p: p.logprobs("1a2", "", 4), "response 0: the response is empty"),
+        (lambda p: p.logprobs("1a2", "x y", 4), "response 0: the tokenizer can't encode the text"),
+        (
+            lambda p: p.logprobs("1a2", [[27]], 4),
+            "token id 27 is not one of the model's 27 token ids",
+        ),
+        (lambda p: p.logprobs("1a2", "1" * 70, 4), "but the model has only 64 positions; use"),
     ],
 )
 def test_what_can_not_be_used_is_refused_in_a_line(policy, call, says):

@@ -241,13 +241,14 @@ def test_bytes_that_are_no_text_cost_a_line(monkeypatch, capsys, model, question
     code, out, error = ask(capsys, model, "--budget", "4")
     assert code == 2 and out.startswith(f"=== {question} ===")
     assert error == (
-        "error: standard input, line 2: 'caf\\udce9' contains bytes that can't be decoded in this "
-        "locale; use UTF-8 text and set LC_ALL=C.UTF-8\n"
+        "error: standard input, line 2: 'caf\\udce9' contains bytes that are not valid in "
+        "the encoding of this locale; use UTF-8 text and set the environment variable "
+        "LC_ALL=C.UTF-8\n"
     )
     for arguments in (["caf\udce9?"], [question, "data.system_prompt=\udcff"]):
         code, out, error = ask(capsys, model, "--budget", "4", *arguments)
         assert (code, out) == (2, "") and error.count("\n") == 1
-        assert error.startswith("error: command line: '") and "can't be decoded in" in error
+        assert error.startswith("error: command line: '") and "not valid in the encoding" in error
 
 
 def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, model):
@@ -263,7 +264,7 @@ def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, mo
     [
         (["--budget", "4,x", "q"], "--budget 4,x: found 'x'"),
         (["--budget", "high", "q"], "or a level (low)"),
-        (["--budget", "none", "012"], "or budget.cap"),
+        (["--budget", "none", "012"], "or a smaller budget.cap"),
         (["--budget", "-4", "q"], "--budget -4: found '-4'"),
         (["--budget", "60", "012"], "the model's 64 positions leave"),
         (["--budget", "4", " "], "the question is empty; pass"),

@@ -55,10 +55,10 @@ def test_it_is_a_command_of_the_package(capsys):
 
 
 BAD = {
-    "a number of devices": (["--devices", "0"], "--devices: found 0"),
+    "a number of devices": (["--devices", "0"], "--devices 0: the number"),
     "a known device": (["--device", "v100"], "use one of rtx-4090, a10, l4, rtx-5090"),
-    "a memory": (["--device-memory", "0"], "--device-memory: found 0.0"),
-    "a finite memory": (["--device-memory", "nan"], "--device-memory: found nan"),
+    "a memory": (["--device-memory", "0"], "--device-memory 0.0: the memory"),
+    "a finite memory": (["--device-memory", "nan"], "--device-memory nan: the memory"),
     "a mesh of all devices": (
         ["--devices", "8", "mesh.fsdp=3"],
         "whose product is not the number of devices, 8; set",
@@ -72,7 +72,7 @@ BAD = {
     "positions for its thinking": (["budget.max=40000"], "budget.max=40000: the model has"),
     "a model that is known": (
         ["model.path=mine"],
-        "model.path: mine/config.json does not exist here",
+        "mine/config.json does not exist and no known model has this name",
     ),
 }
 
@@ -112,14 +112,14 @@ def test_the_shape_of_a_model_of_the_hub_is_got_when_asked(capsys, tmp_path, mon
 
 def test_a_config_is_needed(capsys):
     assert plan.main(["--devices", "8"]) == 2
-    assert "no config" in capsys.readouterr().err
+    assert "no config is given" in capsys.readouterr().err
 
 
 def test_a_compiler_that_stops_is_reported_in_one_line(capsys, monkeypatch):
     def refuse(*_, **__):
-        raise UserError("--compile gpu: the compiler stopped (INTERNAL: no)")
+        raise UserError("--compile gpu: the compilation failed (INTERNAL: no)")
 
     monkeypatch.setattr(compiling, "can_compile_for_gpus", lambda: True)
     monkeypatch.setattr(compiling, "measure", refuse)
     code, _, err = run(capsys, compiler="gpu")
-    assert (code, err) == (2, "error: --compile gpu: the compiler stopped (INTERNAL: no)\n")
+    assert (code, err) == (2, "error: --compile gpu: the compilation failed (INTERNAL: no)\n")

@@ -86,5 +86,8 @@ def test_the_same_from_within_the_folder_of_the_package():
 
 def test_a_file_of_the_grader_that_is_run_as_a_script_names_its_command():
     path = PACKAGE.parent / "bacr_grading" / "__main__.py"
-    line = f"error: {path} is part of the package bacr_grading; run python -m bacr_grading\n"
+    line = (
+        f"error: {path} is a module of the package bacr_grading and can't be run as a script; "
+        "run python -m bacr_grading\n"
+    )
     assert run_python(path) == (2, line)

@@ -101,16 +101,24 @@ def check_tokens(rules: BudgetRules, tokens: Sequence[Any], most: int) -> None:
         is a token that is never sampled.
     """
     if not tokens:
-        raise ValueError("the engine's reply has no token")
+        raise ValueError("the inference engine returned no tokens")
     if len(tokens) > most:
-        raise ValueError(f"the engine's reply has {len(tokens)} tokens, but {most} were requested")
+        raise ValueError(
+            f"the inference engine returned {len(tokens)} tokens, but at most {most} were requested"
+        )
     for token in tokens:
         # Compare the exact type, because bool is a subclass of int.
         is_id = type(token) is int and 0 <= token < rules.vocab_size
         if not is_id:
-            raise ValueError(f"the engine's reply contains {token!r:.40}, which is not a token id")
+            raise ValueError(
+                f"the inference engine returned {token!r:.40}, which is not a token id of this "
+                "model"
+            )
         if token in rules.never:
-            raise ValueError(f"the engine's reply contains {token!r:.40}, which can't be sampled")
+            raise ValueError(
+                f"the inference engine returned the token id {token!r:.40}, which must not be "
+                "sampled"
+            )
 
 
 class _Segment(ABC):
@@ -183,7 +191,7 @@ class _Segment(ABC):
         check_tokens(self.rules, tokens, self._room())
         if logprobs and len(logprobs) != len(tokens):
             raise ValueError(
-                f"the engine's reply has {len(tokens)} tokens, but {len(logprobs)} "
+                f"the inference engine returned {len(tokens)} tokens, but {len(logprobs)} "
                 "log-probabilities"
             )
         self.calls += 1

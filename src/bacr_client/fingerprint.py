@@ -32,7 +32,10 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     paths = sorted(folder.glob(f"*{_WEIGHTS}"))
     if not paths:
-        raise FileNotFoundError(f"{folder} contains no safetensors weights")
+        raise FileNotFoundError(
+            f"{folder} contains no .safetensors files with weights; use a folder that bacr export "
+            "wrote"
+        )
     for path in paths:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
@@ -107,13 +110,15 @@ def check_manifest(folder: Path, *, weights: bool = True) -> None:
     try:
         expected = json.loads(path.read_text()).items()
     except (ValueError, AttributeError):
-        raise ValueError(f"{path} is damaged; copy or export the folder again") from None
+        raise ValueError(
+            f"{path} is not a JSON object, so the folder is damaged; copy or export it again"
+        ) from None
     digests = file_digests(folder, weights=weights)
     ignored_suffixes = (".md",) if weights else (".md", _WEIGHTS)
     for name, digest in expected:
         if digests.get(name) != digest and not name.endswith(ignored_suffixes):
             raise ValueError(
-                f"{folder / name} is not the file that was written, according to {MANIFEST}; copy "
-                f"or export the folder again, or remove {MANIFEST} if you changed the file "
-                "yourself"
+                f"{folder / name} is not the file that was exported, because its SHA-256 differs "
+                f"from {MANIFEST}; copy or export the folder again, or remove {MANIFEST} if you "
+                "changed the file yourself"
             )

@@ -95,13 +95,18 @@ async def _request_once(url: str, body: Any, timeouts: Timeouts) -> Any:
     try:
         status, content = await asyncio.wait_for(_exchange(url, body, timeouts), timeouts.whole)
     except TimeoutError:
-        raise EngineError(f"{url}: the request took more than {timeouts.whole:g} s") from None
+        raise EngineError(
+            f"{url}: the server did not complete its reply within {timeouts.whole:g} s"
+        ) from None
     reply = _json_or_none(content)
     if status != 200:
         reason = _error_message(reply) or f"answered with status {status}"
         raise Refused(status, f"{url}: {reason}")
     if reply is None:
-        raise EngineError(f"{url}: the reply is not JSON")
+        raise EngineError(
+            f"{url}: the server's reply is not JSON; check that a vLLM server listens at this "
+            "address"
+        )
     return reply
 
 
@@ -164,12 +169,12 @@ async def stream_json(url: str, body: Any, timeouts: Timeouts = SHORT) -> AsyncG
                 return
             event = _json_or_none(value)
             if not isinstance(event, dict):
-                raise EngineError(f"{url}: the stream contains something other than JSON")
+                raise EngineError(f"{url}: the server sent an event that is not a JSON object")
             if "error" in event:
                 reason = _error_message(event) or "streams an error"
                 raise EngineError(f"{url}: {reason}")
             yield event
-        raise ConnectionCut(f"{url}: the connection was closed in the middle of a reply")
+        raise ConnectionCut(f"{url}: the connection was closed before the reply was complete")
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -216,7 +221,7 @@ async def _opened(
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    late = f"did not answer in {timeouts.first:g} s"
+    late = f"the server did not begin its reply within {timeouts.first:g} s"
     writer = None
 
     def with_timeout(read: Awaitable[Any]) -> Awaitable[Any]:
@@ -228,20 +233,28 @@ async def _opened(
             writer.write(_request_bytes(parts, body))
             await writer.drain()
             head = await reader.readuntil(b"\r\n\r\n")
-        late = f"was silent for {timeouts.between:g} s in the middle of an answer"
+        late = f"the server sent nothing for {timeouts.between:g} s in the middle of a reply"
         status, headers = _parse_head(head)
         yield status, _body_pieces(reader, headers, with_timeout)
     except TimeoutError:
         raise EngineError(f"{url}: {late}") from None
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-        raise ConnectionCut(f"{url}: the connection was closed in the middle of a reply") from None
+        raise ConnectionCut(
+            f"{url}: the connection was closed before the reply was complete"
+        ) from None
     except OSError as error:
         reason = str(error) or type(error).__name__
         if error.errno:
             reason = os.strerror(error.errno)
-        raise EngineError(f"{url}: no server responds at this address ({reason})") from None
+        raise EngineError(
+            f"{url}: no server responds at this address ({reason}); start the server, or correct "
+            "the address"
+        ) from None
     except (asyncio.LimitOverrunError, ValueError, IndexError):
-        raise EngineError(f"{url}: the reply is not HTTP") from None
+        raise EngineError(
+            f"{url}: the server's reply is not HTTP; check that a vLLM server listens at this "
+            "address"
+        ) from None
     finally:
         if writer is not None:
             writer.close()
@@ -329,4 +342,4 @@ async def _body_pieces(
 
 def _check_size(size: int) -> None:
     if not 0 <= size <= _MOST_BYTES:
-        raise ValueError(f"{size} bytes")
+        raise ValueError(f"the body has {size} bytes instead of 0 to {_MOST_BYTES}")

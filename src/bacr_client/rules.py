@@ -190,9 +190,12 @@ def read_folder(folder: Path | str) -> tuple[BudgetRules, dict[str, int]]:
         rules = read_rules(config["thinking"], config["vocab_size"])
         return rules, dict(config.get("budget_levels") or {})
     except OSError as error:
-        raise ValueError(f"{folder}: its config.json can't be read ({error.strerror})") from None
+        raise ValueError(
+            f"{folder}: the file config.json can't be read ({error.strerror}); use a folder that "
+            "bacr export wrote"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{folder}: its config.json has no valid section 'thinking'; use a folder that bacr "
-            "export made"
+            f"{folder}: the file config.json has no valid section 'thinking', which describes how "
+            "budgets are enforced; use a folder that bacr export wrote"
         ) from None

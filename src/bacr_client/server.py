@@ -30,7 +30,8 @@ LOADING = Timeouts(first=600.0, between=600.0, whole=900.0)
 PING = Timeouts(first=15.0, between=15.0, whole=15.0)
 # Values of `finish_reason` for a completion that was not aborted. Older servers send None.
 _FINISHED = (None, "stop", "length")
-# Multiplier of a response's seed. It keeps the seeds of calls of different responses apart.
+# The seed of a response is multiplied by this number, to which the number of the call is added.
+# Calls of different responses therefore have different seeds.
 _SEED_STRIDE = 1_000_003
 
 
@@ -115,11 +116,13 @@ def check_logprobs(url: str, logprobs: Any, count: int) -> None:
     for value in values:
         if not _is_logprob(value):
             raise EngineError(
-                f"{url}: returns log-probabilities that are not numbers up to 0 "
-                f"({one_line(repr(value), 40)})"
+                f"{url}: the server returned {one_line(repr(value), 40)} as the log-probability "
+                "of a sampled token, which must be a finite number of at most 0"
             )
     if len(values) != count:
-        raise EngineError(f"{url}: returns {len(values)} log-probabilities for {count} tokens")
+        raise EngineError(
+            f"{url}: the server returned {len(values)} log-probabilities for {count} tokens"
+        )
 
 
 def _is_logprob(value: Any) -> bool:
@@ -181,7 +184,9 @@ class Server:
           ValueError: if `url` is not a valid address.
         """
         if not is_address(url):
-            raise ValueError(f"{url} is not an address; use the form http://HOST:PORT")
+            raise ValueError(
+                f"{url!r} is not an address of a server; use the form http://HOST:PORT"
+            )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.folder = folder
         self.model = ""
@@ -206,7 +211,7 @@ class Server:
         reply = await self.ask(path, body)
         value = reply.get(name) if isinstance(reply, dict) else None
         if not isinstance(value, kind):
-            raise EngineError(f"{self.url}{path}: the reply has no field {name!r}")
+            raise EngineError(f"{self.url}{path}: the server's reply has no valid field {name!r}")
         return value
 
     async def find(self, timeouts: Timeouts = SHORT) -> None:
@@ -222,7 +227,7 @@ class Server:
             raise Refused(
                 refused.status,
                 f"{self.url}: the server refuses requests ({refused}); use the address of a vLLM "
-                "server, or set VLLM_API_KEY",
+                "server, or set the environment variable VLLM_API_KEY",
             ) from None
         try:
             # Skip LoRA adapters, which have a parent model.
@@ -233,7 +238,10 @@ class Server:
             if type(self.length) is not int or self.length < 1:
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise EngineError(f"{self.url} is not an OpenAI-compatible server") from None
+            raise EngineError(
+                f"{self.url} is not an OpenAI-compatible server, because its reply to /v1/models "
+                "has another form; use the address of a vLLM server"
+            ) from None
 
     async def connect(self) -> None:
         """Connects to the server and checks that its plugin enforces budgets.
@@ -246,13 +254,16 @@ class Server:
         # Send an invalid budget. A server with the plugin must reject it.
         if await self._refusal({"budget": "?"}, "budget: ") is None:
             raise EngineError(
-                f"{self.url} serves {one_line(self.model, 80)}, but does not read budgets; "
-                "install the plugin bacr-vllm next to vLLM, and serve a folder that bacr export "
-                "made"
+                f"{self.url}: the server serves {one_line(self.model, 80)}, but does not read "
+                "budgets; install the plugin bacr-vllm next to vLLM, and serve a folder that "
+                "bacr export wrote"
             )
         other_folder = await self._refusal({"budget": 0}, "folder: ")
         if other_folder is not None:
-            raise EngineError(f"{self.url} serves another folder ({other_folder})")
+            raise EngineError(
+                f"{self.url}: the server serves another folder than this command uses "
+                f"({other_folder}); start the server with the same folder"
+            )
 
     async def _refusal(self, xargs: Mapping[str, Any], start: str) -> str | None:
         """Requests a single token and returns the error message if the server rejects the request.
@@ -351,12 +362,15 @@ class Server:
         reason = choice.get("finish_reason")
         if reason not in _FINISHED:
             raise EngineError(
-                f"{self.url}: a completion ended with the finish reason "
-                f"{one_line(repr(reason), 40)}"
+                f"{self.url}: the server did not finish a completion (finish reason "
+                f"{one_line(repr(reason), 40)}); see the log of the server"
             )
         tokens = choice.get("token_ids")
         if not isinstance(tokens, list):
-            raise EngineError(f"{self.url}: the reply does not contain token ids")
+            raise EngineError(
+                f"{self.url}: the server's reply has no field 'token_ids'; use a vLLM version "
+                "that supports return_token_ids"
+            )
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
             logprobs = logprobs.get("token_logprobs")
@@ -389,15 +403,20 @@ class Server:
             reply = await self.ask("/weight_info", None)
             reported = reply.get("weight_version") if isinstance(reply, dict) else None
             if reported != version:
-                raise EngineError(f"{self.url} has the weights {reported!r:.40}, not {version!r}")
+                raise EngineError(
+                    f"{self.url}: the server reports weights of version {reported!r:.40} after "
+                    f"version {version!r} was loaded; restart the server"
+                )
             await self.ask("/resume", {})
         except Refused as refused:
             if refused.status == 404:
                 raise EngineError(
-                    f"{self.url} does not accept weights; start it with VLLM_SERVER_DEV_MODE=1"
+                    f"{self.url}: the server does not accept new weights; start it with the "
+                    "environment variable VLLM_SERVER_DEV_MODE=1"
                 ) from None
             raise EngineError(
-                f"{self.url} could not load the weights of {folder} ({refused})"
+                f"{self.url}: the server could not load the weights in {folder} ({refused}); "
+                "check that it can read this folder"
             ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
@@ -483,7 +502,7 @@ def check_length(rules: BudgetRules, budget: int | None, prompt_tokens: int, len
         limit = rules.limit(budget)
         which = "none" if budget is None else budget
         raise ValueError(
-            f"budget: found {which}, which allows up to {limit} thinking tokens, but the engine's "
-            f"{length} positions leave {max(limit + length - needed, 0)}; use a smaller budget or "
-            "a shorter prompt"
+            f"budget: {which} allows up to {limit} thinking tokens, but next to the prompt and "
+            f"the answer the engine's {length} positions leave room for only "
+            f"{max(limit + length - needed, 0)}; use a smaller budget or a shorter prompt"
         )

@@ -90,7 +90,8 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     options = _parser().parse_intermixed_args(argv)
     if options.overrides and not options.config:
         raise UserError(
-            "command line: found config keys without a config; pass --config F before them"
+            "command line: config keys (key=value) were passed without a config that they "
+            "change; pass --config FILE before them"
         )
     if options.config:
         check_overlays(options.config)
@@ -100,10 +101,14 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
         _check_output(options.write_overlay, configs)
         if options.write_overlay.resolve() == options.out.resolve():
             raise UserError(
-                f"--write-overlay {options.out} is also the file of --out; use another file"
+                f"--write-overlay {options.out}: --out is the same file; use another file for one "
+                "of them"
             )
     if not whole_number(options.seconds, most=_LONGEST):
-        raise UserError(f"--seconds: found {options.seconds!r}; set it to 1 to {_LONGEST}")
+        raise UserError(
+            f"--seconds {options.seconds!r}: the time limit must be a whole number of seconds; "
+            f"set it to 1 to {_LONGEST}"
+        )
     config = config_io.load(options.config or ["quickstart"], options.overrides)
     checks.check(config)
     if options.device is not None:
@@ -118,7 +123,10 @@ def _check_output(path: Path, configs: Sequence[Path]) -> None:
       UserError: if the file cannot be written, or if it is one of `configs`.
     """
     if path.resolve() in configs:
-        raise UserError(f"{path} is a config that this command reads; use another file")
+        raise UserError(
+            f"{path}: this file is a config that the command reads, and it would be overwritten; "
+            "use another file"
+        )
     try:
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             writable = not path.is_dir()

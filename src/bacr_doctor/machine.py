@@ -151,7 +151,8 @@ def devices(subject: Subject) -> Record:
     if status:
         first_gpu = status.splitlines()[0]
         measured += f"; clocks {first_gpu}"
-    # The legend of the output lists all link types, including unused ones.
+    # Cut off the legend of the output, because it lists all link types, including those that do not
+    # occur.
     matrix = topology.split("Legend")[0]
     links = set(_LINKS.findall(matrix))
     measured += f"; joined by {', '.join(sorted(links)) or 'none'}"
@@ -206,7 +207,7 @@ def _write_speed(folder: Path) -> dict[str, float]:
     replace_file(folder / "small", "one")
     small_done = time.perf_counter()
     if (folder / "large").read_bytes() != content:
-        raise OSError("a file reads back differently")
+        raise OSError("a file that was just written has different content when it is read back")
     large_seconds = large_done - started
     return {
         "mb_per_s": _LARGE_FILE / 1e6 / large_seconds,

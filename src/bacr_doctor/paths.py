@@ -362,7 +362,7 @@ def two_processes(subject: Subject) -> Record:
         for check, next_record in zip(halves, waits):
             record = next_record(check, deadline)
             if record is None:
-                raise TimeoutError("a process has not ended")
+                raise TimeoutError("one of the two processes did not end in time")
             records.append(record)
     for record in records:
         if record.status == "broken":

@@ -19,8 +19,8 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import printable
 
 Status = Literal["ok", "warn", "broken"]
-# Widths in columns: of a printed line, of the status, and of the status and the check's name
-# together.
+# Widths in characters: of a printed line, of the status column, and of the columns for the status
+# and the name of a check together.
 _LINE_WIDTH = 100
 _STATUS_WIDTH = 8
 _MARGIN = 28

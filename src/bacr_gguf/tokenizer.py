@@ -30,8 +30,8 @@ _SPECIAL = {
     "eot": "eot",
     "eom": "eom",
 }
-# Regular expression of tiktoken's cl100k pre-tokenizer. DIGITS is replaced by a quantifier for the
-# number of digits in a piece. Without a quantifier, each digit is a separate piece.
+# Regular expression of the pre-tokenizer cl100k of tiktoken. DIGITS is replaced by a quantifier for
+# the number of digits in a piece. Without a quantifier, each digit is a separate piece.
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -81,8 +81,8 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
     pre_name = file.setting(_KEY + "pre", str, "")
     if model != "gpt2" or pre_name not in STEPS:
         raise GgufError(
-            f"its tokenizer is {shown(model)} with the pre-tokenizer {shown(pre_name)}, not 'gpt2' "
-            f"(byte-level BPE) with one of {', '.join(STEPS)}"
+            f"the tokenizer {shown(model)} with the pre-tokenizer {shown(pre_name)} is not "
+            f"supported; it must be 'gpt2' (byte-level BPE) with one of {', '.join(STEPS)}"
         )
     texts = file.setting(_KEY + "tokens", tuple)
     types = file.setting(_KEY + "token_type", tuple)
@@ -102,8 +102,8 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
     adds_eos = file.setting(_KEY + "add_eos_token", bool, False)
     if adds_eos or (adds_bos and "bos" not in ids):
         raise GgufError(
-            "its tokenizer appends an end token to every text, or begins every text with a token "
-            "whose id is missing; both are not supported"
+            "the tokenizer appends an end token to every text, or begins every text with a token "
+            "whose id is missing, and neither is supported"
         )
     if adds_bos:
         backend.post_processor = _begin_with(texts[ids["bos"]], ids["bos"])
@@ -123,11 +123,12 @@ def _vocabulary(texts: tuple[Any, ...], types: tuple[Any, ...], rows: int) -> di
     are_types = set(types) <= set(TYPES)
     if not (are_texts and are_types and len(types) == len(texts) <= rows):
         raise GgufError(
-            f"not all of its {len(texts):,} tokens have a text, a type and an embedding"
+            f"at least one of the tokenizer's {len(texts):,} tokens has no text, no known type or "
+            "no row in the embedding"
         )
     vocab = {text: id for id, text in enumerate(texts) if types[id] != UNUSED}
     if len(vocab) + types.count(UNUSED) != len(texts):
-        raise GgufError("two of its tokens are the same")
+        raise GgufError("two tokens of the tokenizer have the same text")
     return vocab
 
 
@@ -140,10 +141,13 @@ def _merges(merges: tuple[Any, ...], vocab: dict[str, int]) -> list[tuple[str, s
     pairs = []
     for merge in merges:
         if not isinstance(merge, str):
-            raise GgufError(f"its merge {shown(merge)} is not a text")
+            raise GgufError(f"the BPE merge {shown(merge)} is not a string")
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocab.keys():
-            raise GgufError(f"its merge {shown(merge)} does not join two tokens to a third one")
+            raise GgufError(
+                f"the BPE merge {shown(merge)} does not join two tokens of the vocabulary to a "
+                "third one"
+            )
         pairs.append((left, right))
     return pairs
 
@@ -175,7 +179,7 @@ def _special_ids(file: GgufFile, texts: tuple[str, ...], vocab: dict[str, int]) 
             continue
         id = file.setting(key, int)
         if not 0 <= id < len(texts) or texts[id] not in vocab:
-            raise GgufError(f"{key} is {id}, which is not a token id")
+            raise GgufError(f"the setting {key!r} is {id}, which is not the id of a token in use")
         ids[name] = id
     return ids
 

@@ -53,9 +53,9 @@ _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 # Maximum value of a number in the config.
 _LARGEST = 1 << 28
-# Maximum difference of two matrices, relative to their norm, that is taken for quantisation. The
-# coarsest supported types have four bits, which change normally distributed values by less than
-# 10 %.
+# Maximum difference of two matrices, relative to their norm, that quantisation can explain. The
+# coarsest supported types have four bits, which change normally distributed values by less than 10
+# %.
 _MOST_BY_QUANTISATION = 0.15
 # Number of bytes that are dequantised at a time.
 _CHUNK = 16 << 20
@@ -101,9 +101,12 @@ def _check_settings(file: GgufFile, kind: str) -> None:
             continue
         neutral = (*_NEUTRAL, 1) if name in _FACTORS else _NEUTRAL
         if value not in neutral:
-            raise GgufError(f"{shown(key)} is {shown(value)}, which is not supported")
+            raise GgufError(f"the setting {shown(key)} is {shown(value)}, which is not supported")
     if not file.setting(prefix + _CAUSAL, bool, True):
-        raise GgufError(f"{prefix + _CAUSAL} is false, which is not supported; only true is")
+        raise GgufError(
+            f"the setting {prefix + _CAUSAL!r} is false, but only models with causal attention "
+            "(true) are supported"
+        )
 
 
 def _positive(
@@ -120,7 +123,9 @@ def _positive(
     """
     value = file.setting(key, kind, default)
     if not 0 < value <= _LARGEST:
-        raise GgufError(f"{key} is {shown(value)}, but must be a number up to 2^28")
+        raise GgufError(
+            f"the setting {key!r} is {shown(value)}, but must be above 0 and at most 2^28"
+        )
     return value
 
 
@@ -138,9 +143,9 @@ def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
     same_width = all(other == width for other in others)
     if not same_width or width % 2 or heads % key_heads:
         raise GgufError(
-            f"its attention heads do not fit together ({heads} query heads, {key_heads} key heads, "
-            f"widths {width} and {others}); the widths must be equal and even, and the number of "
-            "query heads a multiple of the number of key heads"
+            f"the sizes of the attention heads are inconsistent ({heads} query heads, {key_heads} "
+            f"key heads, widths {width} and {others}). The widths must be equal and even, and the "
+            "number of query heads must be a multiple of the number of key heads"
         )
     return width
 
@@ -154,22 +159,28 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     """
     kind = file.setting("general.architecture", str)
     if kind not in CLASSES:
-        raise GgufError(f"general.architecture is {shown(kind)}, not one of {', '.join(CLASSES)}")
+        raise GgufError(
+            f"the setting 'general.architecture' is {shown(kind)}, but must be one of "
+            f"{', '.join(CLASSES)}"
+        )
     _check_settings(file, kind)
     heads = _positive(file, f"{kind}.attention.head_count", int)
     shape = {}
     for name, key in _SHAPE.items():
-        # By default, the number of key-value heads equals the number of query heads.
+        # If the setting is missing, the number of key-value heads equals the number of query heads.
         default = heads if name == "num_key_value_heads" else None
         shape[name] = _positive(file, f"{kind}.{key}", int, default)
     head_width = _head_width(file, kind, shape)
     if shape["num_hidden_layers"] > len(file.tensors) or _EMBEDDING not in file.tensors:
-        raise GgufError("it has fewer tensors than its layers need")
+        raise GgufError(
+            "the file has fewer tensors than the model's number of layers requires, or no embedding"
+        )
     rows = file.tensors[_EMBEDDING].shape[0]
     vocab_size = file.setting(f"{kind}.{_VOCAB_SIZE}", int, rows)
     if vocab_size != rows:
         raise GgufError(
-            f"{kind}.{_VOCAB_SIZE} is {vocab_size}, but the embedding has {rows:,} rows"
+            f"the setting '{kind}.{_VOCAB_SIZE}' is {vocab_size}, but the embedding has {rows:,} "
+            "rows"
         )
     epsilon = np.float32(_positive(file, f"{kind}.{_EPSILON}", float))
     return {
@@ -202,21 +213,21 @@ def tied(file: GgufFile) -> GgufFile:
     head = file.tensors.get(_HEAD)
     if head is None:
         raise UserError(
-            f"--tie: {file.path} has no output matrix, so its model is tied already; leave the "
-            "option out"
+            f"--tie: {file.path} has no output matrix, so the model already uses its embedding as "
+            "the output matrix; leave out the option"
         )
     embedding = file.tensors[_EMBEDDING]
     if head.shape != embedding.shape:
         raise UserError(
-            f"--tie: the output matrix of {file.path} has axes {head.shape}, but its embedding "
-            f"{embedding.shape}; leave the option out"
+            f"--tie: the output matrix of {file.path} has the shape {head.shape} and the "
+            f"embedding {embedding.shape}, so one can't replace the other; leave out the option"
         )
     difference = relative_difference(file.path, head, embedding)
     if not difference <= _MOST_BY_QUANTISATION:
         raise UserError(
-            f"--tie: output matrix and embedding of {file.path} differ by {difference:.0%} of "
-            f"their norm, which is more than quantization explains ({_MOST_BY_QUANTISATION:.0%}); "
-            "leave the option out"
+            f"--tie: the output matrix and the embedding of {file.path} differ by "
+            f"{difference:.0%} of their norm. Quantization explains at most "
+            f"{_MOST_BY_QUANTISATION:.0%}, so they are different matrices; leave out the option"
         )
     finer = head if head.num_bytes > embedding.num_bytes else embedding
     kept = {name: tensor for name, tensor in file.tensors.items() if name != _HEAD}
@@ -276,7 +287,8 @@ def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
         expected = entries[source].shape if source in entries else None
         if shape != expected:
             raise GgufError(
-                f"{shown(source)} has axes {shape}, but a plain {kind} model has {expected}"
+                f"the tensor {shown(source)} has the shape {shape}, but in a plain {kind} model "
+                f"it has {expected} (None if it does not exist)"
             )
     stored_name, numpy_type = DTYPES[dtype]
     lines_apart = len(entries) // _PROGRESS_LINES + 1
@@ -336,7 +348,10 @@ def dequantised(
             chunk = np.array(raw[start : start + chunk_rows])
             values[start : start + chunk_rows] = dequantize(chunk, tensor.kind)
     if not np.isfinite(values).all():
-        raise GgufError(f"{tensor.name} has values that are not finite in {np.dtype(dtype)}")
+        raise GgufError(
+            f"the tensor {tensor.name!r} contains NaN or infinite values after conversion to "
+            f"{np.dtype(dtype)}"
+        )
     if heads:
         # llama.cpp rotates adjacent rows. It therefore stores rows i and i + H/2 of each head next
         # to each other.

@@ -64,7 +64,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         inputs = [os.path.realpath(path) for path in (options.cases, verifier_path) if path]
         if os.path.realpath(options.out) in inputs:
             raise UserError(
-                f"--out {options.out}: this command also reads that file; use another path"
+                f"--out {options.out}: this file is also an input of the command, and writing it "
+                "would overwrite the input; use another path"
             )
     return options
 
@@ -94,7 +95,7 @@ def _write_lines(path: Path | None, lines: Iterable[str]) -> None:
             files.replace_file(path, lines)
         except OSError as error:
             raise UserError(
-                f"--out {path}: can't be written ({error.strerror}); use another path"
+                f"--out {path}: the file can't be written ({error.strerror}); use another path"
             ) from None
 
 
@@ -108,16 +109,22 @@ def _read_cases(path: Path, *, with_questions: bool) -> list[dict[str, Any]]:
         text = files.read_file(path, most=files.LARGEST_TABLE).decode("utf-8-sig")
         rows = dict(files.parse_lines(text))
     except OSError as error:
-        raise UserError(f"--cases {path}: {error.strerror}; use a JSONL file") from None
+        raise UserError(
+            f"--cases {path}: the file can't be read ({error.strerror}); use the path of a JSONL "
+            "file"
+        ) from None
     except UnicodeDecodeError as error:
-        message = f"--cases {path}: the file is not UTF-8 at byte {error.start}; use a JSONL file"
+        message = (
+            f"--cases {path}: byte {error.start} of the file is not UTF-8; save the file as UTF-8 "
+            "text"
+        )
         raise UserError(message) from None
     except files.NotJson as error:
         raise UserError(f"{path} {error}") from None
     if not rows:
         raise UserError(
-            f"--cases {path}: the file has no rows; every line must be a JSON object with the "
-            "fields pred and gold"
+            f"--cases {path}: the file is empty; write one JSON object with the fields 'pred' and "
+            "'gold' per line"
         )
     names = ("pred", "gold", "question") if with_questions else ("pred", "gold")
     for number, row in rows.items():
@@ -129,11 +136,13 @@ def _check_row(row: dict[str, Any], where: str, names: Sequence[str]) -> None:
     for name in names:
         if name not in row:
             raise UserError(
-                f"{where}: the field {name!r} is missing, found {sorted(row)}; every row must "
-                f"have the fields {' and '.join(names)}"
+                f"{where}: the field {name!r} is missing (the fields of this line are "
+                f"{sorted(row)}); every line must have the fields {' and '.join(names)}"
             )
         if not isinstance(row[name], str):
-            raise UserError(f"{where}: {name} is not a string; put it in quotes")
+            raise UserError(
+                f"{where}: the value of the field {name!r} is not a string; put it in quotes"
+            )
 
 
 def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:

@@ -89,8 +89,8 @@ def decide(
     if pred.number and reference.items:
         return _decide_mixed(pred.number, reference, same, comma=lenient), "list"
     if pred.items and reference.number:
-        # `_decide_mixed` passes the number as the first argument, but `same` expects the answer
-        # first, and here the number is the reference.
+        # `_decide_mixed` calls the function with the number first. Here the number is the
+        # reference, but `same` takes the answer first, so the arguments are swapped.
         return _decide_mixed(
             reference.number, pred, lambda number, member: same(member, number), comma=True
         ), "list"

@@ -17,11 +17,11 @@ import struct
 import sys
 from collections.abc import Iterator
 
-# Numbers of a system call on x86_64 (asm/unistd_64.h) and aarch64 (asm-generic/unistd.h). None if
-# the architecture does not have the system call.
+# The number of a system call on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h).
+# None if the architecture does not have the system call.
 _Numbers = tuple[int | None, int | None]
 _ALLOWED: dict[str, _Numbers] = {
-    # Using open file descriptors, and reading files.
+    # Reading files, and using open file descriptors.
     "read": (0, 63),
     "write": (1, 64),
     "readv": (19, 65),
@@ -109,20 +109,22 @@ _ANY_BIT = 0xFFFFFFFF
 _CLONE_THREAD = 0x10000
 _FIONBIO = 0x5421
 _FIOCLEX = 0x5451
-# System calls that are refused if an argument has a bit of a mask. Each entry has the numbers of
-# the system call, the index of the argument and the mask.
+# System calls that are refused if one of their arguments has certain bits set. Each entry contains
+# the numbers of the system call, the index of the argument, and the mask of the forbidden bits.
 _WITHOUT: dict[str, tuple[_Numbers, int, int]] = {
     "open": ((2, None), 1, _NOT_FOR_READING),
     "openat": ((257, 56), 2, _NOT_FOR_READING),
-    # Only for this process (pid 0), because lowering the limits of another process can kill it.
+    # The pid must be 0 (this process), because lowering the limits of another process can kill it.
     "prlimit64": ((302, 261), 0, _ANY_BIT),
-    # Duplicating descriptors and changing their flags, but not F_SETOWN, which can send signals to
-    # other processes.
+    # This allows duplicating descriptors and changing their flags, but not F_SETOWN, which can send
+    # signals to other processes.
     "fcntl": ((72, 25), 1, _ANY_BIT ^ 0x7),
-    # Stream sockets only, because a datagram socket can send to any socket on the machine.
+    # Only stream sockets are allowed, because a datagram socket can send to any socket on the
+    # machine.
     "socketpair": ((53, 199), 1, 0xE),
 }
-# System calls that are allowed only if a bit of an argument is set.
+# System calls that are allowed only if an argument has a certain bit set. Each entry has the same
+# fields as above.
 _WITH: dict[str, tuple[_Numbers, int, int]] = {"clone": ((56, 220), 0, _CLONE_THREAD)}
 # System calls that are allowed only if an argument has one of the listed values.
 _AMONG: dict[str, tuple[_Numbers, int, tuple[int, ...]]] = {

@@ -12,11 +12,11 @@ from bacr_grading.notation import closing_brace
 
 # Maximum length of an answer in characters. The longest answer in MATH has 159 characters.
 ANSWER_CAP = 2000
-# Consecutive boxes are joined into one list if they are at most this many characters apart, and up
-# to this number of boxes.
+# Consecutive boxes (\boxed{...}) are joined into one list of answers. The list has at most
+# RUN_LENGTH boxes with at most RUN_GAP characters between two of them.
 RUN_GAP = 40
 RUN_LENGTH = 16
-# Maximum length in characters of a box that is checked for containing only whitespace and dots.
+# Only boxes of at most this many characters are checked for being hollow (see `_HOLLOW`).
 MOST_HOLLOW = 64
 
 _OPENERS = ("\\boxed", "\\fbox")
@@ -26,7 +26,8 @@ _OPENED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$\\,;]+)")
 # Words and punctuation after a command without braces are prose about the command, not an answer.
 _NO_ANSWER = re.compile(r"[A-Za-z'.!?)*`\"-]{2,}|[^0-9A-Za-z]+")
-# A box with only whitespace or dots, as in "\boxed{...}", mentions the command and has no answer.
+# A hollow box has only whitespace or dots, as in "\boxed{...}". It mentions the command and
+# contains no answer.
 _HOLLOW = re.compile(r"[\s.…]*|\\[lc]?dots")
 _ONLY_GLUE = re.compile(r"(?:[^0-9A-Za-z]|\\q?quad(?![A-Za-z])){0,12}\Z")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
@@ -44,8 +45,8 @@ _FUNCTIONS = frozenset(
     theta alpha beta gamma infinity
     """.split()  # noqa: SIM905
 )
-# Phrases after which a sentence states an answer: "final answer is" for `FINAL`, and for `STATED`
-# also "answer is", "answer:" and "answer =".
+# Phrases that introduce an answer: `FINAL` matches "final answer is". `STATED` also matches "answer
+# is", "answer:" and "answer =".
 FINAL = re.compile(r"(?i:final answer is)\s*:?[^\S\n]*(?=[^\n])")
 STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)[^\S\n]*\n?[^\S\n]*(?=[^\n])")
 STATEMENT_CHARS = 300
@@ -57,15 +58,16 @@ _DENIED = re.compile(
     r"|(?:false|untrue|wrong|incorrect) that)\b|n't\b|≠|\\neq?(?![a-z]))"
     rf"{_END}{{0,200}}"
 )
-# "13 is not the answer" rejects 13, but "I do not think the answer is 14" denies what follows.
+# "13 is not the answer" rejects the number before it. In "I do not think the answer is 14", the
+# number after it is rejected, which `_DENIED` matches.
 _REJECTED = re.compile(
     rf"{_END}{{0,200}}(?i:\b(?:wrong|incorrect|false|mistaken|a mistake|an error)\b(?!\sthat\b)"
     r"|(?:\b(?:not|never|cannot)|n't)\s(?:(?!that\b)[a-z]+\s){0,4}"
     r"(?:answer|solution|result|correct|right|true)\b(?!\s?(?:that|is|was|equals|[:=])))"
     r"|(?:(?!\.\s)[^;\n]){0,200}(?i:\bwhich (?:is|was) (?:wrong|incorrect|false|not))\b"
 )
-# A later sentence that withdraws an earlier answer, as in "The answer is 12. Actually, it is 15."
-# and "That is wrong."
+# Matches a later sentence that withdraws an earlier answer, as in "The answer is 12. Actually, it
+# is 15." and "That is wrong."
 _CORRECTION = re.compile(
     r"""
     \b(?:no|wait|actually|sorry|oops|correction|rather|i\smean|make\sthat
@@ -141,7 +143,8 @@ def last_box(text: str) -> Box | None:
 
 def _start_of_last_closed(text: str) -> int | None:
     """Returns the position of the last closed and non-empty box, in a single forward pass."""
-    # One item per open brace: the span of the command for a box, None for any other brace.
+    # One item for each brace that is still open: the span of the command if the brace opens a box,
+    # otherwise None.
     stack: list[tuple[int, int] | None] = []
     starts: list[int] = []
     for match in _BOX_OR_BRACE.finditer(text):
@@ -447,7 +450,8 @@ def without_lead_in(answer: str) -> str:
     if ending:
         rest = rest[: ending.start()]
     if lead_in and "**" in lead_in.group() and rest.endswith("**") and rest.count("**") == 1:
-        # The opening ** of the emphasis was removed with the phrase before the answer.
+        # The opening ** was removed together with the phrase before the answer, so the closing **
+        # is removed too.
         rest = rest[:-2]
     is_changed = lead_in is not None or ending is not None
     rest = rest.strip()

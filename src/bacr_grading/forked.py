@@ -44,7 +44,10 @@ def check_confinement() -> None:
         _try_a_socket()
     status = os.waitpid(child, 0)[1]
     if status:
-        raise OSError(f"a scorer can't be confined on this machine (status {status})")
+        raise OSError(
+            "the process that runs a scorer can't be sandboxed on this machine, because it can "
+            f"still open a socket (status {status})"
+        )
 
 
 def _try_a_socket() -> NoReturn:

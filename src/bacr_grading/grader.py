@@ -96,8 +96,8 @@ class Grader(PooledGrader[Request, Outcome]):
                 poll()
             result = _judge(text, reference, mode, self._tolerance)
             if result is None:
-                # No text is known that causes this. If one exists, it must not end a training run,
-                # so it is only counted.
+                # No text is known that raises an exception here. An unknown one must not end a
+                # training run, so the exception is only counted.
                 self._counts["internal_errors"] += 1
                 result = Verdict(False, None, "none")
             elif isinstance(result, Undecided):
@@ -137,7 +137,7 @@ def _is_lasting(outcome: Outcome) -> bool:
     return not outcome.died
 
 
-# Not a method, because the iterator must not keep the grader alive.
+# This is a function and not a method, because the returned iterator must not keep the grader alive.
 def _requests_of_pairs(
     pairs: Sequence[tuple[str | None, str | None]], mode: str, tolerance: float
 ) -> Iterator[Request]:

@@ -7,9 +7,9 @@ and evaluate nothing.
 import math
 import re
 
-# Limits of an answer: length in characters, nesting depth, consecutive digits, exponent, operand of
-# a factorial, terms of an expanded power, and cells of a matrix. For comparison, the longest answer
-# in MATH has 159 characters and the maximum nesting depth is 4.
+# Limits of an answer: number of characters, nesting depth, number of consecutive digits, exponent,
+# operand of a factorial, number of terms of an expanded power, and number of cells of a matrix. For
+# comparison, the longest answer in MATH has 159 characters and the maximum nesting depth is 4.
 MAX_CHARS = 1000
 MAX_DEPTH = 24
 MAX_DIGIT_RUN = 100

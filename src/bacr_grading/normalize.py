@@ -14,7 +14,7 @@ _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 _ENDINGS = frozenset(")]*`.,;:\\")
 # Maximum number of nested delimiters that are removed from an answer.
 _MOST_LAYERS = 8
-# Numbers that none of the rules below changes.
+# Matches numbers that none of the rules below changes, so that the rules can be skipped.
 _NUMERAL = re.compile(r"-?(?:[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})\Z")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 # Euler's number and the imaginary unit in upright type, which math-verify would parse as a unit at

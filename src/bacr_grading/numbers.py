@@ -9,7 +9,7 @@ if __name__ == "numbers":
     # standard library's `import numbers` imports this file.
     import sys
 
-    _message = f"{sys.argv[0]} is part of the package bacr_grading"
+    _message = f"{sys.argv[0]} is a module of the package bacr_grading and can't be run as a script"
     print(f"error: {_message}; run python -m bacr_grading", file=sys.stderr)
     raise SystemExit(2)
 
@@ -95,7 +95,7 @@ def parse_number(text: str) -> Number | None:
     percent, unit_and_power, factor = tail
     value, places = unsigned
     if factor != 1:
-        # Skipped for a factor of 1, because multiplying a Fraction is slow.
+        # A factor of 1 is skipped, because multiplying a Fraction is slow.
         value *= factor
     if match["sign"] == "-":
         value = -value

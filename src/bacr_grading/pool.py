@@ -33,8 +33,9 @@ from bacr_io.errors import UserError
 START_SECONDS = 120.0
 # Maximum number of consecutive failed starts before the pool gives up.
 START_ATTEMPTS = 3
-# Maximum number of consecutive failed starts if workers are killed by a signal or if a worker has
-# started before. In these cases the machine may be short of memory or processes only temporarily.
+# Maximum number of consecutive failed starts if workers are killed by a signal, or if a worker has
+# started before. In these cases the cause may be temporary, such as too little memory or too many
+# processes on the machine.
 PATIENT_ATTEMPTS = 8
 # Exponential backoff between failed starts, in seconds: the first pause, which doubles after each
 # further failure, and its upper bound.
@@ -220,8 +221,8 @@ class WorkerPool:
         for name, (least, most) in LIMITS.items():
             if not least <= settings[name] <= most:
                 raise UserError(
-                    f"grading: found {name}={settings[name]!r}; set it to a number from {least} "
-                    f"to {most}"
+                    f"grading: {name}={settings[name]!r} is out of range; set {name} to a number "
+                    f"from {least} to {most}"
                 )
         self._program = program
         self._size = workers
@@ -267,8 +268,8 @@ class WorkerPool:
             if report is not None and now - report_time >= PATIENCE_SECONDS:
                 report_time = now
                 report(
-                    f"grading: its worker is not ready after {now - start_time:.0f} s, of "
-                    f"{START_SECONDS:.0f} that it has; {self._program.advice}"
+                    f"grading: no worker process is ready after {now - start_time:.0f} s (the "
+                    f"limit is {START_SECONDS:.0f} s); {self._program.advice}"
                 )
 
     def run(self, requests: Sequence[Any], poll: Poll = None) -> dict[Any, Any]:
@@ -290,8 +291,9 @@ class WorkerPool:
         outcomes: dict[Any, Any] = {}
         retried: set[Any] = set()
         if self._started:
-            # Keep one failure less than the maximum, so that this call may start a worker at least
-            # once even if all starts during the last call failed.
+            # Forget the oldest failures, so that one failed start is left before the maximum. This
+            # call may then start a worker at least once, even if all starts during the last call
+            # failed.
             del self._failures[PATIENT_ATTEMPTS - 1 :]
         poll_time = time.monotonic()
         try:
@@ -353,8 +355,8 @@ class WorkerPool:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        # Writes must not block: while this process waits for one worker to read its input, it could
-        # not enforce the deadlines of the others.
+        # Writes must not block. While this process waited for one worker to read its input, it
+        # could not enforce the deadlines of the other workers.
         os.set_blocking(process.stdin.fileno(), False)
         self._workers.append(
             _Worker(
@@ -500,7 +502,10 @@ class WorkerPool:
           ValueError: if the reply is any other message.
         """
         if worker.ready or reply.keys() - {"ready", "refused"}:
-            raise ValueError("the first message of the worker is not a greeting")
+            raise ValueError(
+                "the worker's first message reports neither that it is ready nor why it could "
+                "not start"
+            )
         worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)

@@ -21,7 +21,7 @@ Texts = Sequence[str | None]
 RequestT = TypeVar("RequestT", bound=Hashable)
 OutcomeT = TypeVar("OutcomeT")
 
-# Function that runs requests without duplicates and returns their outcomes. It calls the `Poll`
+# Type of a function that runs distinct requests and returns their outcomes. It calls the `Poll`
 # callback while it waits.
 Run = Callable[[list[RequestT], Poll], Mapping[RequestT, OutcomeT]]
 # Maximum number of outcomes in the cache.
@@ -204,7 +204,8 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
         """Returns the outcome of every request, using the cache and the background results."""
         outcomes_ahead = self._background.finish(poll)
         keys = {request: _key(request) for request in requests}
-        # Remove cached outcomes here. They are inserted again below as the most recently used.
+        # Remove the cached outcomes of these requests. They are inserted again below, so that they
+        # become the most recently used.
         outcomes = {
             request: self._cache.pop(key) for request, key in keys.items() if key in self._cache
         }
@@ -237,7 +238,9 @@ def check_request(texts: Texts, references: Texts, mode: str) -> None:
       UserError: if the mode is unknown, or if the numbers of texts and references differ.
     """
     if mode not in MODES:
-        raise UserError(f"grade: found mode={mode!r}; use mode='strict' or mode='lenient'")
+        raise UserError(
+            f"grade: mode={mode!r} is not a grading mode; use mode='strict' or mode='lenient'"
+        )
     if len(texts) != len(references):
         raise UserError(
             f"grade: found {len(texts)} texts and {len(references)} references; pass one "

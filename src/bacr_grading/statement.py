@@ -88,8 +88,8 @@ _LETTER = (
 )
 _BELOW = r"(?:\s*_\s*(?:\w|\{[^{}]*\}|\\[A-Za-z]+))?"
 _MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|')+\s*\}|\\prime|\\ast|\*)))?"
-# Only a function has an inverse that is a name, as in f^{-1}(2). The equation x^{-1} = 3 states
-# that x is 1/3.
+# The inverse of a function is a name, as in f^{-1}(2). For a variable, x^{-1} = 3 states that x is
+# 1/3, so x^{-1} is not a name.
 _INVERSE = r"\s*\^\s*\{\s*-\s*1\s*\}"
 _CALL = r"\s*(?:\([^()=]*(?:\([^()=]*\)[^()=]*)*\)|\[[^\[\]=]*\])"
 _D = r"(?:d|\\partial)\s?"

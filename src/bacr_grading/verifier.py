@@ -143,7 +143,9 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
             f"{where}: the file can't be read ({error.strerror}); use another file"
         ) from None
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{where}: the file is not valid Python ({error}); fix it") from None
+        raise UserError(
+            f"{where}: the file is not valid Python ({error}); correct the file"
+        ) from None
     digest = hashlib.sha256(content).hexdigest()[:16]
     return Verifier(where, str(path.resolve()), name, source, digest, trl=_has_trl_form(tree, name))
 
@@ -282,7 +284,8 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
             verifier could never be loaded.
         """
         if questions is None and self.verifier.whole:
-            # Majority voting only needs to know which answers are identical.
+            # Majority voting compares two answers with each other and only needs to know which are
+            # identical.
             return [_same_spelling(answer_of(text), gold) for text, gold in zip(texts, references)]
         check_request(texts, references, mode)
         answers = [self.verifier.graded_text(text) for text in texts]
@@ -459,14 +462,18 @@ def packed(row: Mapping[str, Any]) -> str:
         return base64.b64encode(pickle.dumps(dict(row))).decode()
     except (pickle.PickleError, AttributeError, TypeError, RecursionError) as error:
         where = f"data: row {row.get('id')!r}"
-        raise UserError(f"{where}: {error}; use plain values in its metadata") from None
+        raise UserError(
+            f"{where}: the row can't be sent to a grading process ({error}); use only plain "
+            "values, such as texts, numbers and lists, in the row's metadata"
+        ) from None
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:
     """Returns `questions` if it has one question per text, else raises a `UserError`."""
     if questions is None or len(questions) != count:
         raise UserError(
-            f"grade: a verifier needs questions; pass one for each of the {count} texts"
+            "grade: a verifier also reads the questions; pass `questions` with one question for "
+            f"each of the {count} texts"
         )
     return questions
 
@@ -499,6 +506,8 @@ def _decode(reply: dict[str, Any]) -> list[Score]:
         is_scored = fault == "" and has_score
         is_failed = fault in FAULTS and score is None
         if not is_scored and not is_failed:
-            raise ValueError("neither a score nor a fault")
+            raise ValueError(
+                "the worker's reply has neither a score nor the name of a failure for an answer"
+            )
         scores.append(Score(score or 0.0, fault, message if fault else ""))
     return scores

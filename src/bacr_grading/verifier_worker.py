@@ -28,8 +28,8 @@ from typing import Any
 from bacr_grading import forked
 from bacr_grading.worker import limit, open_pipes, serve, write_reply
 
-# Ways in which a verifier can fail. `verifier.FAULTS` also contains failures of the process. Each
-# has a counter.
+# Reasons why a verifier can fail in this process. `verifier.FAULTS` also contains failures of the
+# process itself. Each reason has a counter.
 FAULTS = ("memory", "raised", "text", "nan", "range", "length")
 MEMORY, RAISED, TEXT, NAN, RANGE, LENGTH = FAULTS
 # Tolerance for scores outside of [0, 1], because a sum of weights can be 1.0000000000000002. Such
@@ -122,13 +122,16 @@ def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
     function = module.__dict__.get(setup["name"])
     if not callable(function):
         similar_names = difflib.get_close_matches(setup["name"], module.__dict__, n=1)
-        raise LookupError(f"it has no function {'; use '.join([setup['name'], *similar_names])}")
+        raise LookupError(
+            f"the file defines no function {'; use '.join([setup['name'], *similar_names])}"
+        )
     if setup["of_rows"]:
         return _score_of_row(function)
     if COMPLETIONS in _parameters(function) and setup["trl"] is None:
         raise TypeError(
-            f"{setup['name']} has the form of a TRL reward, which must be defined in the file "
-            "itself and not imported; define it there with def"
+            f"{setup['name']} is a TRL reward function (it has the parameter `completions`), but "
+            "it is imported into the file. A TRL reward function must be defined in the file "
+            "itself; define it there with def"
         )
     return function if setup["trl"] is None else trl_form(function, setup)
 
@@ -162,8 +165,9 @@ def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..
     for parameter in parameters:
         if _is_required(parameter) and parameter.name not in columns:
             raise TypeError(
-                f"{setup['name']} needs a column {parameter.name!r}, which does not exist; give "
-                f"this parameter a default, or use one of the columns {', '.join(sorted(columns))}"
+                f"{setup['name']} has the parameter {parameter.name!r}, but the data has no "
+                "column of this name; give the parameter a default, or use one of the columns "
+                f"{', '.join(sorted(columns))}"
             )
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         columns &= {parameter.name for parameter in parameters}

@@ -78,7 +78,7 @@ def _convert(convert: Callable[[str], Any], text: str) -> Any:
     """Converts an argument and rejects an empty one, which is usually an unset shell variable."""
     if not text:
         raise argparse.ArgumentTypeError(
-            "found an empty value; set a value, or leave the option out"
+            "the value is empty; pass a value, or leave out the option"
         )
     return convert(text)
 
@@ -99,8 +99,8 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{where}: {ascii(text)} contains bytes that can't be decoded in this locale; use "
-            "UTF-8 text and set LC_ALL=C.UTF-8"
+            f"{where}: {ascii(text)} contains bytes that are not valid in the encoding of this "
+            "locale; use UTF-8 text and set the environment variable LC_ALL=C.UTF-8"
         ) from None
 
 
@@ -211,6 +211,7 @@ def _code_after_error(error: UserError | OSError) -> int:
     is_unread = isinstance(error, BrokenPipeError) and _is_unread()
     code = UNREAD if is_unread else refusal(error)
     if isinstance(error, OSError) and error.filename is None:
-        # The interpreter flushes stdout at exit, which would fail again.
+        # The interpreter flushes stdout at exit, which would fail again. With /dev/null in its
+        # place, the flush succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code

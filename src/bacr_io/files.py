@@ -58,10 +58,12 @@ def expand_home(path: str | Path) -> Path:
     with_variables = _VARIABLE.sub(_value_of, str(path))
     expanded = os.path.expanduser(with_variables)
     if expanded.startswith("~"):
-        raise ValueError("there is no such home folder; use the full path")
+        raise ValueError("the home folder of this user does not exist; use the full path")
     unset = _VARIABLE.search(expanded)
     if unset is not None and not os.path.lexists(expanded):
-        raise ValueError(f"{unset.group()} is not set; set it, or use the full path")
+        raise ValueError(
+            f"the environment variable {unset.group()} is not set; set it, or use the full path"
+        )
     return Path(expanded)
 
 
@@ -149,9 +151,9 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
-        raise NotJson(f"not UTF-8 at byte {error.start}") from None
+        raise NotJson(f"the text is not UTF-8 at byte {error.start}") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise NotJson(f"nested deeper than {MAX_DEPTH} levels")
+        raise NotJson(f"the JSON value is nested more than {MAX_DEPTH} levels deep")
     try:
         value = json.loads(
             text,
@@ -163,12 +165,14 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
     except json.JSONDecodeError as error:
         raise NotJson(f"{error.msg}: line {error.lineno} column {error.colno}") from None
     except RecursionError:
-        raise NotJson("nested too deeply") from None
+        raise NotJson("the JSON value is nested too deeply") from None
     if not table and _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise NotJson("contains half of a surrogate pair") from None
+            raise NotJson(
+                "the text contains only one half of a surrogate pair, which is not valid Unicode"
+            ) from None
     return value
 
 
@@ -187,19 +191,22 @@ def _depth(text: str) -> int:
 
 def _parse_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise NotJson(f"contains a number of {len(digits):,} digits")
+        raise NotJson(
+            f"the text contains a number of {len(digits):,} digits, but at most {MAX_DIGITS} are "
+            "supported"
+        )
     return int(digits)
 
 
 def _parse_float(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
-        raise NotJson(f"contains the number {digits[:20]}, which is too large")
+        raise NotJson(f"the text contains the number {digits[:20]}, which is too large")
     return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise NotJson(f"contains {name}, which is not JSON")
+    raise NotJson(f"the text contains {name}, which JSON does not allow")
 
 
 def read_json(path: Path) -> Any:
@@ -221,7 +228,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise NotJson(f"found a {type(value).__name__} instead of an object")
+        raise NotJson(f"the JSON value is a {type(value).__name__} instead of an object")
     return value
 
 
@@ -245,7 +252,7 @@ def parse_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             fault = str(error)
         else:
             if not isinstance(row, dict):
-                fault = f"found {type(row).__name__}"
+                fault = f"the JSON value is a {type(row).__name__}"
         if fault:
             raise NotJson(f"line {number}: {fault}; every line must be one JSON object")
         yield number, row
@@ -255,7 +262,7 @@ def check_once(names: Sequence[str]) -> None:
     """Raises `DuplicateName` if a name occurs more than once."""
     if len({*names}) < len(names):
         name, _ = Counter(names).most_common(1)[0]
-        raise DuplicateName(f"found {name!r:.60} twice; keep only one of them")
+        raise DuplicateName(f"the name {name!r:.60} occurs twice; keep only one of them")
 
 
 def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:

@@ -108,15 +108,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
-        raise UserError("command line: no config; pass for example --config qwen2.5-7b-math")
+        raise UserError(
+            "command line: no config is given; pass for example --config qwen2.5-7b-math"
+        )
     check_overlays(arguments.config)
     count = arguments.devices
     if not 1 <= count <= MOST_DEVICES:
-        raise UserError(f"--devices: found {count}; set a number of GPUs from 1 to {MOST_DEVICES}")
+        raise UserError(
+            f"--devices {count}: the number of GPUs is out of range; set a number from 1 to "
+            f"{MOST_DEVICES}"
+        )
     memory_gib = arguments.device_memory
     if memory_gib is not None and not 0 < memory_gib <= MOST_GIB:
         raise UserError(
-            f"--device-memory: found {memory_gib}; set the memory of a GPU in GiB, such as 80"
+            f"--device-memory {memory_gib}: the memory of a GPU in GiB must be above 0 and at "
+            f"most {MOST_GIB:,.0f}; set for example 80"
         )
     if arguments.device is None:
         arguments.device = DEFAULT_DEVICE if memory_gib is None else smallest_with(memory_gib)

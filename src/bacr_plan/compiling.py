@@ -104,8 +104,8 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
         source = f"{by_cpus} (--compile cpu)"
     if exact and num_devices > PER_HOST and num_devices % PER_HOST:
         raise UserError(
-            f"--devices: found {num_devices}, but machines with {PER_HOST} devices each are "
-            f"assumed; use at most {PER_HOST}, or a multiple of {PER_HOST}"
+            f"--devices {num_devices}: the plan assumes machines with {PER_HOST} devices each, "
+            f"all of which are used; set at most {PER_HOST}, or a multiple of {PER_HOST}"
         )
     fused_attention = work.fused_attention and exact
     config = described(work.config, work.model, fused_attention=fused_attention)
@@ -178,7 +178,10 @@ def measure(
     if done.returncode != 0:
         reason = last_exception(done.stderr.decode(errors="replace"))
         compiler = "gpu" if gpu else "cpu"
-        raise UserError(f"--compile {compiler}: the compiler stopped ({reason})")
+        raise UserError(
+            f"--compile {compiler}: the compilation failed ({reason}); pass --compile none, which "
+            "estimates the memory by arithmetic"
+        )
     by_program = json.loads(done.stdout.splitlines()[-1])
     return {name: ProgramMemory(**fields) for name, fields in by_program.items()}
 

@@ -101,7 +101,9 @@ def find(name: str) -> Device:
       UserError: if no device has this name.
     """
     if name not in DEVICES:
-        raise UserError(f"--device: there is no device {name!r}; use one of {', '.join(DEVICES)}")
+        raise UserError(
+            f"--device: bacr plan has no data of a device {name!r}; use one of {', '.join(DEVICES)}"
+        )
     return DEVICES[name]
 
 

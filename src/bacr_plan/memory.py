@@ -62,7 +62,8 @@ def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
     if work.config.loss.kl_coef > 0:
         reference += parameters
     if work.config.distill.teacher is not None:
-        # A teacher is counted as a policy of the run's size. It shares no weights.
+        # A distillation teacher is counted as a second policy of the same size, which shares no
+        # weights with the trained policy.
         reference += parameters + frozen / layout.param_shards
     return {
         "parameters": parameters,

@@ -106,7 +106,8 @@ def explain(error: OutOfMemory, config_file: Path) -> str:
     remat = " model.remat=full" if remat_helps else ""
     if limit is not None:
         choice = None
-        # The sizes may be unknown.
+        # `sizes_of` raises UserError if the sizes are unknown. The message then lists general
+        # advice.
         with contextlib.suppress(UserError):
             work, layout = sizes_of(config, num_devices)
             choice = smaller_choice(work, layout, limit, phase, evaluating=evaluating)

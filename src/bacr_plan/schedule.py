@@ -313,7 +313,8 @@ def _without_padding(work: Workload, batch: Batch, part: slice) -> list[PlannedM
     # Rows of the same question share their prompt, unless the budget changes the prompt's
     # activations.
     prompt_has_budget = work.conditioned and config.conditioning.positions != "response"
-    # Equal prompts are found by comparing trunks, so the trunk is filled with the question's index.
+    # `SlotDecoder` finds equal prompts by comparing their tokens (the trunk). Here, the trunk of a
+    # row contains only the index of its question.
     question = np.arange(work.rows)[part] // config.rollout.group_size
     trunk: Any = np.broadcast_to(question[:, None], (len(question), work.trunk))
     batch = dataclasses.replace(batch, trunk=trunk)

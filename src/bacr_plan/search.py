@@ -16,7 +16,8 @@ from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
 from bacr_plan.workload import Workload
 
-# Fields of `Workload` that are portions.
+# Fields of `Workload` that limit how many rows (traces) are processed at a time. They are called
+# portions.
 PORTIONS = ("micro_rows", "slots", "eval_slots")
 # Maximum number of decoding waves in a suggested layout: rows per iteration divided by slots.
 _MOST_WAVES = 8
@@ -105,8 +106,9 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
 
 def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
     """Returns the largest of some increasing sizes that fits; 0 if none does."""
-    # The largest size is tried first because it is the only size that may need less memory than a
-    # smaller one: with a slot for every row, answers do not need copies of the trunks.
+    # The largest size is tried first, because it is the only size that may need less memory than a
+    # smaller one: with a slot for every row, answers do not need copies of the prompts and the
+    # thinking (trunks).
     if not sizes or fits(sizes[-1]):
         return max(sizes, default=0)
     count = bisect.bisect_left(

@@ -232,12 +232,12 @@ def _preset_of(path: str) -> str:
     for preset in PRESETS:
         if name == preset or name.startswith(f"{preset}-"):
             return preset
-    advice = f"set model.preset to its shape (one of {', '.join(PRESETS)})"
+    advice = f"set model.preset to a model with the same shape (one of {', '.join(PRESETS)})"
     if is_hub_name(path):
         advice += ", or add --download to get its config.json"
     raise UserError(
-        f"model.path: {path}/config.json does not exist here, and the folder is not named after "
-        f"a released model; {advice}"
+        f"model.path: the shape of the model {path!r} is unknown, because {path}/config.json does "
+        f"not exist and no known model has this name; {advice}"
     )
 
 
@@ -318,7 +318,8 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     rows = config.rollout.questions * config.rollout.group_size
     cuts = method.num_cuts * method.answers
     update_rows = rows // train.minibatches
-    # One pass before and one pass after each update.
+    # With a bound on the KL divergence of an update, the batch is scored before and after the
+    # update.
     bound_passes = 2 if config.optimizer.max_update_kl is not None else 0
     old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
     reference_passes = 1 if config.loss.kl_coef > 0 else 0

@@ -134,8 +134,8 @@ def _check_url(arguments: argparse.Namespace) -> None:
         raise UserError(f"--url {arguments.url!r} is not an address; use the form http://HOST:PORT")
     if arguments.model is None:
         raise UserError(
-            "--url: vLLM serves a Hugging Face folder; pass --model FOLDER with the run's export "
-            "(bacr export)"
+            "--url: a vLLM server serves a Hugging Face folder, and no such folder was passed; "
+            "export the run with bacr export, and pass the exported folder as --model"
         )
 
 
@@ -149,7 +149,7 @@ def read_key(path: Path) -> str:
         content = path.read_bytes()[:4097]
     except OSError as error:
         raise UserError(
-            f"--api-key-file {path}: can't be read ({error.strerror}); use another path"
+            f"--api-key-file {path}: the file can't be read ({error.strerror}); use another path"
         ) from None
     words = content.decode("latin-1").split()
     is_key = len(words) == 1 and words[0].isascii() and words[0].isprintable()
@@ -200,7 +200,7 @@ def is_local(host: str) -> bool:
 def make_service(arguments: argparse.Namespace) -> "Service":
     """Opens the policy and builds the service. Weights are not loaded yet."""
     if arguments.url is not None:
-        # vLLM has the GPU. This process only encodes and decodes texts.
+        # vLLM uses the GPU. This process only encodes and decodes text, so JAX uses the CPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
     from bacr_jax.generate import open_session
     from bacr_serve.app import Limits, Service
@@ -234,10 +234,16 @@ def _default_budget(text: str, levels: Any, largest: int) -> int | None:
     """Returns the budget of a request without one."""
     budgets = read_budgets(text, option="--budget", levels=levels)
     if len(budgets) != 1:
-        raise UserError(f"--budget {text}: found {len(budgets)} budgets; pass only one")
+        raise UserError(
+            f"--budget {text}: found {len(budgets)} budgets; pass only one, which is used for "
+            "requests without a budget"
+        )
     (budget,) = budgets
     if budget is not None and budget > largest:
-        raise UserError(f"--budget {text} is above the largest budget; use {largest} or less")
+        raise UserError(
+            f"--budget {text}: the default budget must not be above the largest budget of the "
+            f"server, {largest}; use {largest} or less"
+        )
     return budget
 
 
@@ -316,8 +322,8 @@ def main(argv: Sequence[str] | None) -> int:
     listener = bind(arguments.host, arguments.port)
     if not is_local(arguments.host) and arguments.key is None:
         print(
-            f"warning: --host {arguments.host} without --api-key-file: anyone who reaches this "
-            "machine can use the server",
+            f"warning: --host {arguments.host}: without --api-key-file, everyone who can connect "
+            "to this machine can use the server",
             file=sys.stderr,
         )
     with listener:

@@ -27,7 +27,8 @@ from bacr_serve.policy import ServedPolicy
 from bacr_serve.replies import Reply
 
 _LOG = logging.getLogger("bacr_serve")
-# The page loads nothing: its style and its script are part of it, and it calls this server only.
+# Content security policy of the page. The page contains its style and its script, loads nothing
+# else, and sends requests only to this server.
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -37,7 +38,7 @@ _RETRY_SECONDS = 1
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    # nginx would otherwise collect the events.
+    # Without this header, nginx would buffer the events instead of passing them on immediately.
     (b"x-accel-buffering", b"no"),
 ]
 
@@ -114,7 +115,8 @@ class Service:
         if self._api_key is None:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        # In constant time, so that the time does not reveal how many characters are right.
+        # Compare in constant time, so that the duration does not reveal how many characters are
+        # correct.
         is_right = hmac.compare_digest(key.strip().encode(), self._api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
             raise RequestError(
@@ -134,8 +136,8 @@ class Service:
         if media_type != "application/json":
             raise RequestError(
                 415,
-                f"content-type: found {media_type[:80]!r}; send the header Content-Type: "
-                "application/json",
+                f"content-type: the body must be JSON, but its type is {media_type[:80]!r}; send "
+                "the header Content-Type: application/json",
                 param="content-type",
             )
 
@@ -159,15 +161,16 @@ class Service:
         except TimeoutError:
             raise RequestError(
                 408,
-                f"body: the request did not arrive in {self.limits.body_seconds:g} s; send it "
-                "at once",
+                "body: the server did not receive the whole request within "
+                f"{self.limits.body_seconds:g} s; send it faster",
             ) from None
         return bytes(content)
 
     def _too_large(self) -> RequestError:
         return RequestError(
             413,
-            f"body: the request has more than {self.limits.body_bytes} bytes; send a shorter one",
+            f"body: the request is larger than the limit of {self.limits.body_bytes} bytes; send "
+            "a smaller request",
         )
 
     async def models(self, request: Request) -> Response:
@@ -180,7 +183,7 @@ class Service:
         self.check_key(request)
         name = request.path_params["name"]
         if name != self.policy.name:
-            message = f"model: found {name[:80]!r}; this server has {self.policy.name!r}"
+            message = f"model: this server has no model {name[:80]!r}; use {self.policy.name!r}"
             raise RequestError(404, message, param="model", code="model_not_found")
         return JSONResponse(self._model())
 
@@ -238,7 +241,10 @@ class _GenerationResponse(Response):
         """Generates and sends the response. Stops if the client disconnects."""
         service = self._service
         if service.running >= service.limits.concurrency:
-            message = f"{service.running} requests are running; try again later"
+            message = (
+                f"server: {service.running} requests are running, which is the limit; try again "
+                "later"
+            )
             busy = error_response(RequestError(429, message, code="rate_limit_exceeded"))
             return await busy(scope, receive, send)
         service.running += 1
@@ -260,7 +266,8 @@ class _GenerationResponse(Response):
             return
         except TimeoutError:
             error = RequestError(
-                504, f"timeout: the request took more than {seconds:g} s; use a smaller budget"
+                504,
+                f"timeout: the response was not complete after {seconds:g} s; use a smaller budget",
             )
         except BackendError as failure:
             error = RequestError(502, f"engine: {failure}")
@@ -271,7 +278,9 @@ class _GenerationResponse(Response):
             return
         except Exception:
             _LOG.exception("a request failed")
-            error = RequestError(500, "server: an internal error occurred; the log has the details")
+            error = RequestError(
+                500, "server: an internal error occurred; see the log of the server for the details"
+            )
         if self._has_started:
             await _send_event(send, error.body(), more=False)
         else:
@@ -291,7 +300,8 @@ class _GenerationResponse(Response):
         """Sends the events of a stream. The status is sent with the first piece."""
         reply = Reply(self._service.policy, self._asked, self._request)
         pieces = generate(self._service.backend, self._request)
-        # Frees the slot at once if the request is cancelled while an event is sent.
+        # Closing the generator frees the decoding slot at once if the request is cancelled while an
+        # event is sent.
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 change = reply.take(piece)
@@ -354,7 +364,7 @@ def error_response(error: RequestError) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status in (408, 413):
-        # The rest of the body was not read.
+        # The rest of the body was not read, so the connection can't be used for another request.
         headers["connection"] = "close"
     return JSONResponse(error.body(), error.status, headers)
 
@@ -378,7 +388,9 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     return error_response(
-        RequestError(500, "server: an internal error occurred; the log has the details")
+        RequestError(
+            500, "server: an internal error occurred; see the log of the server for the details"
+        )
     )
 
 

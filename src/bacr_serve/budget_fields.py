@@ -49,7 +49,8 @@ def read_budget_fields(
     for name, other in others:
         if other != budget:
             message = (
-                f"{first} is {_text(budget)} and {name} is {_text(other)}; send only one of the two"
+                f"{first} is {_text(budget)}, but {name} is {_text(other)}; send only one of the "
+                "two fields"
             )
             raise RequestError(400, message, param=name, code="contradictory_budgets")
     return budget
@@ -71,13 +72,13 @@ def _reasoning(value: Any, levels: Mapping[str, int], most: int) -> dict[str, in
         elif key == "effort":
             budgets[name] = _effort(name, item, levels, most)
         else:
-            raise invalid(name, "this is not a known field; use max_tokens or effort")
+            raise invalid(name, "the field is unknown; use max_tokens or effort")
     return budgets
 
 
 def _number(name: str, value: Any, levels: Mapping[str, int], most: int) -> int | None:
     """Returns a budget that is written as a number of tokens, the name of a level, or "none"."""
-    # JSON of some clients writes whole numbers as 512.0.
+    # Some clients write whole numbers in JSON as 512.0.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
@@ -98,8 +99,8 @@ def _effort(name: str, value: Any, levels: Mapping[str, int], most: int) -> int 
         f"use {', '.join(levels)} or {_NO_BUDGET}"
         if levels
         else (
-            f"this policy has no levels; use {_NO_BUDGET}, or a number in budget (its levels are "
-            "the config's budget.levels)"
+            f"this policy has no levels; use {_NO_BUDGET}, or set a number of tokens in the field "
+            "'budget' (the config's budget.levels defines levels)"
         )
     )
     raise invalid(name, f"found {short(value)}; {advice}")

@@ -111,7 +111,8 @@ class EmbeddedBackend:
         """
         ticket = _Ticket(request)
         self._incoming.put(ticket)
-        # Checked after the request is in the queue, which a failed worker empties only once.
+        # A worker that fails empties the queue once. The failure is checked after the request was
+        # added, so that a request added later does not wait forever.
         if self._failure:
             raise BackendError(self._failure)
         try:
@@ -136,7 +137,8 @@ class EmbeddedBackend:
                 self._advance(slots, tickets)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else ""
-            # The state on the device is unknown, so no later request is answered.
+            # After an error, the state on the device is unknown, so no later request can be
+            # answered.
             name = type(error).__name__
             self._failure = f"the decoder failed ({name}: {reason}); restart the server"
             while not self._incoming.empty():

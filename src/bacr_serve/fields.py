@@ -28,7 +28,8 @@ _IGNORED = (
     "prompt_cache_key",
     "prompt_cache_retention",
 )
-# Fields that would change the response, with the value that does not.
+# Fields that are not supported because they would change the response. A request may contain them
+# only with one of these values, which have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -136,7 +137,7 @@ def _asked(
     """Parses the fields that chats and completions share."""
     model = body.get("model")
     if model is not None and model != defaults.model:
-        message = f"model: found {short(model)}, but this server has {defaults.model!r}"
+        message = f"model: this server has no model {short(model)}; use {defaults.model!r}"
         raise RequestError(404, message, param="model", code="model_not_found")
     budget = read_budget_fields(
         body, levels=defaults.levels, default=defaults.budget, most=defaults.largest_budget
@@ -149,7 +150,7 @@ def _asked(
     is_seed = type(seed) is int and -(2**63) <= seed < 2**63
     if not is_seed:
         raise invalid(
-            "seed", f"expected a whole number of at most 64 bits, but found {short(seed)}"
+            "seed", f"expected a whole number that fits in 64 bits, but found {short(seed)}"
         )
     stream = _flag(body, "stream")
     return Asked(
@@ -172,11 +173,11 @@ def _check_names(body: Mapping[str, Any], more: Sequence[str]) -> None:
         if name in accepted or value is None:
             continue
         if name not in _NEUTRAL:
-            raise invalid(name, "this is not a known field; leave it out")
+            raise invalid(name, "the field is unknown; leave it out")
         # Compare the values as JSON, because True equals 1 in Python.
         neutral_values = [json.dumps(one) for one in _NEUTRAL[name]]
         if json.dumps(value) not in neutral_values:
-            raise invalid(name, f"found {short(value)}, which is not implemented; leave it out")
+            raise invalid(name, f"the value {short(value)} is not supported; leave out this field")
 
 
 def _question(messages: Any) -> str:
@@ -189,14 +190,16 @@ def _question(messages: Any) -> str:
     if roles != ["user"]:
         raise invalid(
             "messages",
-            f"found the roles {short(roles)}; send one user message, because the policy was "
-            "trained on single questions",
+            f"expected one message with the role 'user', but found the roles {short(roles)}; send "
+            "one user message, because the policy was trained on single questions",
         )
     content = messages[0].get("content")
     if isinstance(content, list):
         content = "".join(_text_part(part) for part in content)
     if not isinstance(content, str) or not content.strip():
-        raise invalid("messages[0].content", f"expected a question, but found {short(content)}")
+        raise invalid(
+            "messages[0].content", f"expected a text that is not empty, but found {short(content)}"
+        )
     _check_text("messages[0].content", content)
     return content
 
@@ -229,7 +232,11 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise invalid(name, "the text contains unpaired surrogates; send valid Unicode") from None
+        raise invalid(
+            name,
+            "the text contains an unpaired surrogate, which is not valid Unicode; send valid "
+            "Unicode",
+        ) from None
 
 
 def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None:
@@ -247,7 +254,10 @@ def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None
             raise invalid(name, f"expected a whole number of at least 1, but found {short(value)}")
         values[name] = value
     if len(set(values.values())) > 1:
-        raise invalid(str(newer), "the value differs from max_tokens; send only one of the two")
+        raise invalid(
+            str(newer),
+            "the value differs from the field 'max_tokens'; send only one of the two fields",
+        )
     return next(iter(values.values()), None)
 
 
@@ -291,6 +301,7 @@ def _stream_usage(body: Mapping[str, Any], stream: bool) -> bool:
         )
     if not stream:
         raise invalid(
-            "stream_options", "this field has no effect without stream=true; leave it out"
+            "stream_options",
+            "the field has no effect unless 'stream' is true; leave it out, or set stream=true",
         )
     return _flag(options, "include_usage")

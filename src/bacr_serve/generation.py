@@ -98,6 +98,6 @@ async def generate(backend: Backend, request: Generation) -> AsyncGenerator[Piec
             if is_whole:
                 yield piece
                 continue
-            # The limit, and not the budget or the policy, ended this part.
+            # The limit on tokens ended this part of the response, and not the budget or the policy.
             yield Piece(piece.kind, tokens)
             return

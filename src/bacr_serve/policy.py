@@ -91,7 +91,7 @@ class ServedPolicy:
                 raise RequestError(400, f"{name}: {error}", param=name) from None
         if not ids:
             raise RequestError(
-                400, f"{name}: the text has no tokens; send a text that is not empty", param=name
+                400, f"{name}: the text is empty; send at least one character", param=name
             )
         if len(ids) > self.prompt_tokens:
             raise self._too_long(name, f"{len(ids)} tokens")
@@ -103,8 +103,8 @@ class ServedPolicy:
             if not 0 <= token < len(self.vocabulary):
                 raise RequestError(
                     400,
-                    f"prompt: found the token id {token}; use ids from 0 to "
-                    f"{len(self.vocabulary) - 1}",
+                    f"prompt: the token id {token} is not in the vocabulary of this policy; use "
+                    f"ids from 0 to {len(self.vocabulary) - 1}",
                     param="prompt",
                 )
 
@@ -117,8 +117,8 @@ class ServedPolicy:
     def _too_long(self, name: str, size: str) -> RequestError:
         return RequestError(
             400,
-            f"{name}: the prompt has {size}, but this policy reads at most "
-            f"{self.prompt_tokens} tokens; send a shorter one",
+            f"{name}: the prompt has {size}, but this policy accepts at most {self.prompt_tokens} "
+            "tokens; send a shorter prompt",
             param=name,
             code="context_length_exceeded",
         )

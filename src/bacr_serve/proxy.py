@@ -48,9 +48,10 @@ class ProxyBackend:
         length = self._server.length
         if needed > length:
             raise BackendError(
-                f"{self._server.url}: the server allows {length} tokens per sequence, but a "
-                f"request may need {needed}; start the server with --max-model-len {needed}, or "
-                "use a smaller --max-budget or data.max_prompt_tokens"
+                f"{self._server.url}: the server allows {length} tokens per sequence, but prompt, "
+                f"thinking and answer can have {needed} together; start the server with "
+                f"--max-model-len {needed}, or use a smaller --max-budget or "
+                "data.max_prompt_tokens"
             )
 
     async def stop(self) -> None:
@@ -109,4 +110,7 @@ class ProxyBackend:
                     if segment.done:
                         break
             if len(segment.tokens) == num_before:
-                raise BackendError(f"{self._server.url}: a completion ended without a token")
+                raise BackendError(
+                    f"{self._server.url}: the server ended a completion without any token; see "
+                    "the log of the server"
+                )

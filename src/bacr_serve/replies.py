@@ -11,7 +11,7 @@ from bacr_serve.fields import Asked
 from bacr_serve.generation import ANSWER, FORCED, THINKING, Generation, Piece
 from bacr_serve.policy import ServedPolicy
 
-# Field of a choice with what OpenAI's format has no field for.
+# Field of a choice that contains the values for which OpenAI's format has no field.
 DETAILS = "bacr"
 
 

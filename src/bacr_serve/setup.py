@@ -49,13 +49,15 @@ def choose_lengths(
     free = positions - reserved
     if free < 2:
         raise UserError(
-            f"rollout.answer_tokens: an answer and its tags need {reserved} of the model's "
-            f"{positions} positions; set a smaller number"
+            f"rollout.answer_tokens: the answer and its tags need {reserved} positions, but the "
+            f"model has only {positions} for prompt, thinking and answer together; set a smaller "
+            "number"
         )
     if largest is not None and largest >= free:
         raise UserError(
-            f"--max-budget {largest} is too large: the model's {positions} positions leave "
-            f"{free - 1} for thinking; use a smaller number"
+            f"--max-budget {largest}: next to the answer and at least one prompt token, the "
+            f"model's {positions} positions leave room for only {free - 1} thinking tokens; use a "
+            "smaller number"
         )
     if largest is None:
         largest = max(min(wanted, max(free - prompt_tokens, free // 2)), 1)
@@ -81,7 +83,7 @@ class SessionEncoder:
             raise UserError(str(error).removeprefix("question 0: ")) from None
         # Some tokenizers raise a plain Exception if they have no token for unknown text.
         except Exception:
-            raise UserError("the tokenizer has no tokens for this text; use another text") from None
+            raise UserError("the tokenizer can't encode this text; use another text") from None
         length = int(prompts.lengths[0])
         ids: list[int] = prompts.tokens[0][:length].tolist()
         return ids
@@ -93,7 +95,7 @@ class SessionEncoder:
         try:
             ids: list[int] = encode_text(self._session.tokenizer, text).tolist()
         except Exception:
-            raise UserError("the tokenizer has no tokens for this text; use another text") from None
+            raise UserError("the tokenizer can't encode this text; use another text") from None
         return ids
 
 
@@ -164,7 +166,7 @@ def embedded_backend(
         decoder = dataclasses.replace(decoder, spec=spec)
         return Slots(decoder, session.rules, prompt_tokens=policy.prompt_tokens)
 
-    # Any tokens compile the programs of short prompts.
+    # Any token will do, because the request only compiles the programs for short prompts.
     warm_up = Generation(prompt=(0,), budget=1, limit=1)
     return EmbeddedBackend(make_slots, warm_up)
 

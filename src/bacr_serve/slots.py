@@ -29,8 +29,8 @@ from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_EOS, NO_BUDGET, Prompts, Trunks
 from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation, Piece
 
-# Top-p of a row that samples from all tokens, next to rows that do not. It is above 1, because the
-# masses of all tokens may add up to less than 1 after rounding.
+# Value of top-p for a row that samples from all tokens, while other rows of the batch use top-p. It
+# is above 1, because the probabilities of all tokens may add up to slightly less than 1.
 _ALL_TOKENS = 2.0
 _NOT_FINITE = "the logits of this request are not finite; the weights contain NaN or infinity"
 
@@ -105,7 +105,7 @@ class Slots:
         self._request = ResolvedRequest(
             budgets=np.zeros(self.size, np.int32),
             cuts=np.zeros((self.size, 1), np.int32),
-            # The text of a row depends only on its seed, because the row ids are equal.
+            # All rows have the same id, so the samples of a row depend only on its seed.
             ids=np.zeros(self.size, np.int32),
             limits=np.zeros(self.size, np.int32),
             streams=np.arange(self.size, dtype=np.int32),
@@ -116,7 +116,7 @@ class Slots:
         setup = SamplingSetup(spec, rules, self._sampling(), decoder.phi_of)
         with phase_memory("serve", slots=spec.slots, positions=prompt_tokens + spec.max_sampled):
             self._engine = SlotDecoder(decoder.params, self._prompts, jnp.stack(self._keys), setup)
-        # Rows that are being answered, and their branches. None if no row is being answered.
+        # The branches of the rows that sample their answers. None if no row samples an answer.
         self._opened: OpenBranches | None = None
         self._answered_steps = 0
         self._group: list[int] = []
@@ -169,7 +169,8 @@ class Slots:
 
     def _release(self, slot: int) -> None:
         del self._rows[slot]
-        # Without the row, its top-p would still select the slower program.
+        # Reset the top-p of the freed slot. Otherwise it would still select the slower program,
+        # which supports top-p.
         self._top_ps[slot] = _ALL_TOKENS
         if slot in self._group:
             self._group.remove(slot)

@@ -97,7 +97,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_intermixed_args(argv)
     arguments.config = locate(arguments.config, STUDIES)
     if arguments.jobs is not None and arguments.jobs < 1:
-        raise UserError(f"--jobs {arguments.jobs} is too small; set it to 1 or more")
+        raise UserError(
+            f"--jobs {arguments.jobs}: at least one run must be trained at a time; set it to 1 or "
+            "more"
+        )
     return arguments
 
 

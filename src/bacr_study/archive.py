@@ -33,7 +33,7 @@ def read_compressed(path: Path) -> str:
     try:
         return lzma.decompress(read_file(path)).decode("utf-8")
     except lzma.LZMAError:
-        raise ValueError("it ends in the middle, or is damaged") from None
+        raise ValueError("the compressed data is damaged or incomplete") from None
 
 
 def archived_cells(folder: Path) -> list[Any]:
@@ -46,7 +46,10 @@ def archived_cells(folder: Path) -> list[Any]:
     try:
         return [parse_json(line) for line in read_compressed(path).splitlines()]
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); copy the file again") from None
+        raise UserError(
+            f"{path}: the stored results of the study can't be read ({error}); restore the "
+            "original file"
+        ) from None
 
 
 def unpack(folder: Path) -> None:
@@ -66,8 +69,8 @@ def unpack(folder: Path) -> None:
             cell_id = cell.get("id") if isinstance(cell, dict) else None
             if not isinstance(cell_id, str) or not _CELL_ID.fullmatch(cell_id):
                 raise UserError(
-                    f"{folder / CELLS} contains the results of a run without an id; copy the file "
-                    "again"
+                    f"{folder / CELLS}: a line does not contain the results of a run, because its "
+                    "id is missing or invalid; restore the original file"
                 )
             path = cell_path(folder, cell_id)
             if not path.exists():

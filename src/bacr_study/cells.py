@@ -166,15 +166,18 @@ def read_cell(path: Path) -> Cell:
     Raises:
       UserError: if the file is damaged, lacks a field or contains inconsistent values.
     """
-    advice = "remove it and run the study again"
+    advice = "delete the file and run the study again"
     try:
         cell = Cell(**read_object(path))
         contradiction = next(_contradictions(cell, path), None)
     except OSError as error:
-        raise UserError(f"{path} can't be read ({error.strerror})") from None
+        raise UserError(
+            f"{path}: the results of this run can't be read ({error.strerror}); change the "
+            f"permissions of the file, or {advice}"
+        ) from None
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise UserError(
-            f"{path} is damaged, or does not contain the results of a run ({error}); {advice}"
+            f"{path}: the file does not contain the results of a run ({error}); {advice}"
         ) from None
     if contradiction is not None:
         raise UserError(f"{path}: {contradiction}; {advice}")
@@ -220,7 +223,10 @@ def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
     variant = Variant(cell.arm, cell.value)
     expected = cell_id(cell.task, variant, cell.seed)
     if cell.id != expected or path.stem != expected:
-        yield f"its id is {cell.id!r}, but its task, arm, value and seed make {expected!r}"
+        yield (
+            f"the id is {cell.id!r}, but the fields task, arm, value and seed give the id "
+            f"{expected!r}"
+        )
     for name, by_mode in cell.sets.items():
         if name not in cell.problems_digest:
             yield f"problems_digest: the digest of {name} is missing"
@@ -269,13 +275,17 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
         if path.exists():
             cells[id_] = read_cell(path)
     if not cells:
-        raise UserError(f"{folder / 'cells'} contains no finished run of the study {study.name}")
+        raise UserError(
+            f"{folder / 'cells'}: no run of the study {study.name} is finished; run bacr study "
+            "without --report first"
+        )
     first_cells: dict[tuple[str, str], Cell] = {}
     for cell in cells.values():
         if cell.study_size != study.size:
             raise UserError(
-                f"{folder / 'cells'}: found {cell.id} of size {cell.study_size!r} in a study of "
-                f"size {study.size!r}; use a separate folder for every size"
+                f"{folder / 'cells'}: the run {cell.id} belongs to the size {cell.study_size!r} "
+                f"of the study, but the size {study.size!r} was requested; use a separate folder "
+                "for every size"
             )
         for name in cell.sets:
             first = first_cells.setdefault((cell.task, name), cell)
@@ -283,8 +293,8 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
             same_levels = cell.levels_of.get(name) == first.levels_of.get(name)
             if not same_ids or not same_levels:
                 raise UserError(
-                    f"{folder / 'cells'}: {cell.id} was evaluated on other problems of {name} than "
-                    f"{first.id}; run one of the two again with the same data"
+                    f"{folder / 'cells'}: the runs {cell.id} and {first.id} were evaluated on "
+                    f"different problems of {name}; run one of the two again with the same data"
                 )
     return cells
 

@@ -231,7 +231,8 @@ def _efficiency_charts(
         x, y = stepped(*zip(*pareto_front(points)))
         accuracy_series.insert(
             0,
-            # The caption explains it, and the colours belong to the methods.
+            # This curve has no label, because the caption explains it. Its colour is neutral,
+            # because the other colours belong to the methods.
             Series(
                 "",
                 x,
@@ -240,7 +241,8 @@ def _efficiency_charts(
                 kind="broad",
             ),
         )
-    # Otherwise a policy that uses almost no thinking tokens would compress all other curves.
+    # Without this lower limit, a policy that uses almost no thinking tokens would compress all
+    # other curves.
     low_ends = [low for series in thinking_series for low, _ in series.ends or ()]
     least = max(floor, min(low_ends, default=floor))
     return [

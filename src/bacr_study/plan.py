@@ -22,8 +22,8 @@ from bacr_study.spec import Arm, Study, Task, Variant, cell_id, cell_path
 
 # Config keys that must not be set in a study, and the reason.
 _NOT_IN_STUDIES = {
-    "grader": "a study counts right answers, which a score between 0 and 1 is not",
-    "warmup.dir": "a study keeps its warm-ups in --out, where its runs share them",
+    "grader": "a study counts correct answers, but a custom grader can give scores between 0 and 1",
+    "warmup.dir": "a study stores its warm-ups in the folder of --out, where its runs share them",
 }
 
 
@@ -122,8 +122,9 @@ class PlannedRun:
             ]
             if differences:
                 raise UserError(
-                    f"{path} was made with other settings than the study has now "
-                    f"({', '.join(differences)}); move the folder away to run it again"
+                    f"{path}: the results of this run were made with other settings than the "
+                    f"study has now ({', '.join(differences)}); move the study's folder away to "
+                    "run it again"
                 )
         return existing_paths == paths
 
@@ -193,7 +194,10 @@ def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Con
     flat = config_io.flatten(config)
     for key, reason in _NOT_IN_STUDIES.items():
         if flat[key] is not None:
-            raise UserError(f"{key}={flat[key]}: {reason}; set it to null")
+            raise UserError(
+                f"{key}={flat[key]}: this key can't be set in a study, because {reason}; set it "
+                "to null"
+            )
     return config
 
 
@@ -237,5 +241,6 @@ def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
     if is_number and int(text) < len(runs):
         return runs[int(text)]
     raise UserError(
-        f"--only {text} matches no run; use 0 to {len(runs) - 1}, or an id that --list prints"
+        f"--only {text}: no run of the study has this number or id; use a number from 0 to "
+        f"{len(runs) - 1}, or an id that --list prints"
     )

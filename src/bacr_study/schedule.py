@@ -140,8 +140,9 @@ def _gpu_shares(devices_per_run: int, jobs: int | None) -> list[Share]:
     most = len(gpus) // devices_per_run
     if most == 0:
         raise UserError(
-            f"devices_per_run={devices_per_run}: this machine has {len(gpus)} GPUs; pass --size "
-            "cpu, or run the command on a machine with GPUs"
+            f"devices_per_run={devices_per_run}: a run needs {devices_per_run} GPUs, but this "
+            f"machine has {len(gpus)}; pass --size cpu, or run the command on a machine with more "
+            "GPUs"
         )
     result = []
     for index in range(min(jobs or most, most)):
@@ -298,7 +299,7 @@ def _end_line(run: PlannedRun, code: int | None) -> str:
         return f"done: {run.id}"
     reason = f"exit code {code}"
     if code == -signal.SIGKILL:
-        reason = "killed, as for want of memory (--jobs N runs fewer at a time)"
+        reason = "killed, probably because memory ran out (--jobs N runs fewer at a time)"
     return f"FAILED, {reason}: {run.id}; see {run.log}"
 
 

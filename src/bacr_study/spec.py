@@ -299,7 +299,8 @@ class Study:
         settings: dict[str, Any] = dict(vars(self.evaluation))
         settings["samples"] = self.samples_of(self.arm(arm))
         del settings["slots"]
-        # Omitted if they are not used, so that cells of earlier versions have the same settings.
+        # These settings are omitted if they are not used. Otherwise the settings of cells from
+        # earlier versions, which do not contain them, would differ.
         for key in ("cut_every", "swap"):
             if not settings[key]:
                 del settings[key]

@@ -18,7 +18,7 @@ OVER_SEEDS = "seeds"
 OVER_PROBLEMS = "problems"
 OVER_BOTH = "seeds and problems"
 NO_SPREAD = "none"
-# Probability of an error that tests and intervals of a family have together.
+# Family-wise error rate: the probability that at least one test or interval of a family is wrong.
 LEVEL = 0.05
 
 
@@ -199,7 +199,8 @@ def crossed_test(differences: Float[np.ndarray, "s n"]) -> Contrast | None:
     )
 
 
-# Maximum number of seeds of a sign-flip test. It enumerates all signs.
+# Maximum number n of seeds of a sign-flip test, because the test enumerates all 2^n combinations of
+# signs.
 _MOST_FLIPPED = 16
 
 

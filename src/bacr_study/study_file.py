@@ -36,7 +36,8 @@ _STUDY_TYPES = typing.get_type_hints(Study)
 # Fields of `Study` that cannot be set in a file.
 _UNWRITTEN = {"name", "size", "folder"}
 
-# A check: True if it passed, the path of the key, its value, and what to write instead.
+# The result of a check: True if it passed, the path of the key, its value, and what to write
+# instead.
 _Check = tuple[Any, str, Any, str]
 
 
@@ -61,7 +62,7 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
         raise refusal(
             f"{path}: sizes",
             f"found {shown(sizes)}",
-            "at least one, by name",
+            "at least one size, as a mapping from its name to its keys",
         )
     for name in sizes:
         _check_name(name, f"{path}: sizes")
@@ -74,7 +75,7 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
         raise refusal(
             f"{path}: sizes.{chosen}",
             f"found {shown(replacing)}",
-            "keys of a study",
+            "a mapping of the study's keys to values",
         )
     for key, value in replacing.items():
         document[key] = _merge(document.get(key), value)
@@ -206,7 +207,7 @@ def _chosen(by_name: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[
         raise refusal(
             f"command line: {key}",
             f"found {shown(list(names))}",
-            "each of them once",
+            "each name only once",
         )
     return {name: value for name, value in by_name.items() if name in names}
 
@@ -224,7 +225,11 @@ def _named(cls: Any, parsed: Any, where: str, **unwritten: Any) -> tuple[Any, ..
       One instance of `cls` per name, with the name as its `id`.
     """
     if not isinstance(parsed, Mapping) or not parsed:
-        raise refusal(where, f"found {shown(parsed)}", "at least one, by name")
+        raise refusal(
+            where,
+            f"found {shown(parsed)}",
+            "a mapping with at least one entry, from a name to its keys",
+        )
     records = []
     for name, value in parsed.items():
         _check_name(name, where)
@@ -239,7 +244,7 @@ def _check_name(name: Any, where: str) -> None:
         raise refusal(
             where,
             f"found the name {shown(name)}",
-            "letters, digits, _ + and -, a number in quotes",
+            "a name of letters, digits, _, + and - (a name of digits in quotes)",
         )
 
 
@@ -267,14 +272,14 @@ def _sweep(parsed: Any, where: str) -> Sweep:
         raise refusal(
             f"{where}.values",
             f"found {shown(read.values)}",
-            "a list, or keys by name",
+            "a list of values, or a mapping from names to config keys",
         )
     for value in read.values:
         if not _VALUE.fullmatch(str(value)):
             raise refusal(
                 f"{where}.values",
                 f"found {shown(value)}",
-                "letters, digits, _ + . and -",
+                "a value of letters, digits, _, +, . and -",
             )
     if read.default not in (None, *read.values):
         values = [str(value) for value in read.values]

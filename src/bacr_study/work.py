@@ -140,7 +140,8 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
 
 def _has_budget_input(run: PlannedRun) -> bool:
     """True if the run is trained and its policy has a budget as input."""
-    # The number of steps is None if it follows from the number of epochs.
+    # `steps` is 0 if the run is not trained, and None if the number of epochs determines the number
+    # of steps.
     is_trained = run.config.train.steps != 0
     return is_trained and run.config.conditioning.budget_input != "none"
 

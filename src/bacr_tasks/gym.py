@@ -43,14 +43,14 @@ TEST_SHARE = 64
 # Maximum number of items to generate for each item of the result, because items of the other split
 # are dropped. If this is not enough, the split is smaller than requested.
 MOST_TRIES = 16
-# The `size` passed to the generator. A few generators create all items in advance and raise an
-# IndexError for larger indices.
+# The `size` that is passed to the generator. It is limited, because a few generators create all
+# items in advance and raise an IndexError for larger indices.
 COUNTED = 20_000
 # Maximum value of the field `size`.
 MOST_SIZE = 1 << 24
 # Number of difficulty levels.
 NUM_LEVELS = 5
-# Part of the answer if sympy could not find an antiderivative. Such items are skipped.
+# This text is part of the answer if sympy could not find an antiderivative. Such items are skipped.
 UNSOLVED = "Integral("
 # Generators whose items depend on the iteration order of Python sets, which varies between
 # processes unless PYTHONHASHSEED is set. Determined by testing all generators of version 0.1.25.
@@ -88,15 +88,16 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
     form = SHORT.get(name)
     if short and form is None:
         raise ValueError(
-            f"{where}: data.prompt_format=characters has short prompts only for "
-            f"{', '.join(SHORT)}; use one of these, or set another prompt format and model.path"
+            f"{where}: with data.prompt_format=characters, only the generators {', '.join(SHORT)} "
+            "are supported, because only they have prompts that are short enough; use one of "
+            "these, or set another prompt format and model.path"
         )
     if not gym_checked.is_checked(name, dataset_class.__module__):
         version = gym_checked.VERSION
         raise ValueError(
-            f"{where}: its scorer differs from the one in reasoning-gym {version}, whose scorers "
-            f"were checked not to run answers as code; run pip install reasoning-gym=={version}, "
-            "or use another generator"
+            f"{where}: the scorer of this generator differs from version {version} of "
+            "reasoning-gym, whose scorers were reviewed and don't run answers as code; run pip "
+            f"install reasoning-gym=={version}, or use another generator"
         )
     fields = _fields(where, query, config_class)
     dataset = _dataset(where, fields)
@@ -160,7 +161,10 @@ def _generator(where: str, name: str) -> tuple[Any, Any]:
     generators = reasoning_gym.factory.DATASETS
     if name not in generators:
         nearest = _nearest(name, generators)
-        raise ValueError(f"{where}: there is no generator {name!r}; the nearest is {nearest!r}")
+        raise ValueError(
+            f"{where}: reasoning-gym has no generator {name!r}; the most similar name is "
+            f"{nearest!r}"
+        )
     return generators[name]
 
 
@@ -187,7 +191,10 @@ def _dataset(where: str, fields: Mapping[str, Any]) -> Any:
     # reasoning-gym validates fields with assertions, and inconsistent fields can raise any
     # exception.
     except Exception as error:
-        raise ValueError(f"{where}: {error or type(error).__name__}; use other fields") from None
+        raise ValueError(
+            f"{where}: reasoning-gym can't create the data set with these field values "
+            f"({error or type(error).__name__}); use other values"
+        ) from None
 
 
 def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
@@ -205,19 +212,26 @@ def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
         name, _, text = part.partition("=")
         if name not in hints:
             nearest = _nearest(name, hints)
-            raise ValueError(f"{where}: there is no field {name!r}; the nearest is {nearest!r}")
+            raise ValueError(
+                f"{where}: the generator has no field {name!r}; the most similar name is "
+                f"{nearest!r}"
+            )
         if name in fields:
-            raise ValueError(f"{where}: {name} appears twice; keep only one of them")
+            raise ValueError(f"{where}: the field {name!r} appears twice; keep only one of them")
         value = _yaml_value(text)
         try:
             fields[name] = _convert(hints[name], value)
         except (TypeError, ValueError):
             type_name = getattr(hints[name], "__name__", hints[name])
             raise ValueError(
-                f"{where}: {name} can't be {value!r:.60}; use a value of type {type_name}"
+                f"{where}: the field {name!r} can't be {value!r:.60}; use a value of type "
+                f"{type_name}"
             ) from None
     if not 1 <= fields.get("size", 1) <= MOST_SIZE:
-        raise ValueError(f"{where}: size can't be {fields['size']}; use 1 to {MOST_SIZE}")
+        raise ValueError(
+            f"{where}: the field 'size' can't be {fields['size']}; use a number from 1 to "
+            f"{MOST_SIZE}"
+        )
     return fields
 
 
@@ -297,8 +311,8 @@ def _items(
             if index >= COUNTED and isinstance(error, IndexError):
                 return
             raise ValueError(
-                f"{where}: its item {index} fails ({type(error).__name__}: {error}); use other "
-                "fields"
+                f"{where}: the generator fails at item {index} ({type(error).__name__}: {error}); "
+                "use other field values"
             ) from None
         text = _normalized(item["question"])
         if is_test(text) != test or UNSOLVED in str(item["answer"]):
@@ -345,7 +359,7 @@ def _items_by_program(
     )
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [
-            f"{where}: its process ended without returning items"
+            f"{where}: the process that generates the items ended without returning any"
         ]
         raise ValueError(lines[-1])
     return ast.literal_eval(result.stdout)

@@ -64,7 +64,7 @@ def expression(text: str, names: Collection[str] | None = ()) -> Any:
     """
     text = text.strip()
     if len(text) > MOST_CHARS:
-        raise ValueError("too long")
+        raise ValueError(f"the text has more than {MOST_CHARS} characters")
     tree = ast.parse(text, mode="eval")
     return _build(tree.body, names, 0)
 
@@ -80,7 +80,7 @@ def _build(node: ast.expr, names: Collection[str] | None, level: int) -> Any:
     import sympy
 
     if level > MOST_LEVELS:
-        raise ValueError("too deep")
+        raise ValueError(f"the expression is nested more than {MOST_LEVELS} levels deep")
     if isinstance(node, ast.BinOp):
         left = _build(node.left, names, level + 1)
         right = _build(node.right, names, level + 1)
@@ -96,7 +96,7 @@ def _build(node: ast.expr, names: Collection[str] | None, level: int) -> Any:
         function, argument = _call_parts(node)
         value = _build(argument, names, level + CALL_LEVELS)
         return getattr(sympy, function)(value)
-    raise ValueError("not arithmetic")
+    raise ValueError("the text is not an arithmetic expression")
 
 
 def _variable_or_constant(name: str, names: Collection[str] | None) -> Any:
@@ -113,7 +113,7 @@ def _variable_or_constant(name: str, names: Collection[str] | None) -> Any:
         return getattr(sympy, name)
     if names is None and len(name) <= MOST_NAME and name.isascii():
         return sympy.Symbol(name)
-    raise ValueError("not an allowed name")
+    raise ValueError("the expression contains a name that is not allowed")
 
 
 def _call_parts(node: ast.Call) -> tuple[str, ast.expr]:
@@ -127,7 +127,7 @@ def _call_parts(node: ast.Call) -> tuple[str, ast.expr]:
     function = node.func
     if has_one_argument and isinstance(function, ast.Name) and function.id in _FUNCTIONS:
         return function.id, node.args[0]
-    raise ValueError("not a function of the list")
+    raise ValueError("the expression calls a function that is not allowed")
 
 
 def _number(value: object) -> Any:
@@ -142,7 +142,7 @@ def _number(value: object) -> Any:
         return sympy.Integer(value)
     if type(value) is float and math.isfinite(value):
         return sympy.Float(str(value))
-    raise ValueError("not a number, or a large one")
+    raise ValueError("the expression contains a constant that is not a number, or is too large")
 
 
 def _combine(sign: ast.operator, left: Any, right: Any) -> Any:
@@ -162,7 +162,7 @@ def _combine(sign: ast.operator, left: Any, right: Any) -> Any:
             return left % right
         case ast.Pow():
             return _power(left, right)
-    raise ValueError("not an operator of arithmetic")
+    raise ValueError("the expression contains an operator that is not arithmetic")
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -174,11 +174,11 @@ def _power(base: Any, exponent: Any) -> Any:
     if exponent.is_number:
         most = MOST_EXPONENT if base.is_number else MOST_POWER
         if not (exponent.is_extended_real and abs(exponent) <= most):
-            raise ValueError("too large an exponent")
+            raise ValueError("the exponent of a power is too large")
     if base.is_number and base.is_Rational:
         bits = max(base.p.bit_length(), base.q.bit_length())
         if bits > MOST_BITS // MOST_EXPONENT:
-            raise ValueError("too large a base")
+            raise ValueError("the base of a power is too large")
     return base**exponent
 
 
@@ -189,7 +189,7 @@ def _literal(text: str) -> Any:
       ValueError, SyntaxError: if the text is not a literal, is too long, or is nested too deeply.
     """
     if len(text) > MOST_LIST_CHARS:
-        raise ValueError("too long")
+        raise ValueError(f"the text has more than {MOST_LIST_CHARS} characters")
     depth = 0
     for character in text:
         if character in "[({":
@@ -197,7 +197,7 @@ def _literal(text: str) -> Any:
         elif character in "])}":
             depth -= 1
         if depth > MOST_BRACKETS:
-            raise ValueError("too deep")
+            raise ValueError(f"the list is nested more than {MOST_BRACKETS} levels deep")
     return ast.literal_eval(text.lstrip(" \t"))
 
 

@@ -181,7 +181,8 @@ def _circuit_work(row: Row, checks: bool) -> list[str]:
     steps = []
     for generator_term in row.metadata["term_strings"]:
         term = generator_term.translate(_GATES)
-        # A term without a symbol has a single input, and AND with one input returns it unchanged.
+        # A term without an operator has a single input. AND with one input returns the input
+        # unchanged.
         sign = next((character for character in term if character in "&|^"), "&")
         inputs = []
         bits = []

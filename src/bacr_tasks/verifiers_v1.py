@@ -61,7 +61,9 @@ def source(taskset: str) -> SimpleNamespace:
         # The task set is code from another package and can raise any exception.
         except Exception as error:
             reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-            raise ValueError(f"{where}: {reason}; use another set") from None
+            raise ValueError(
+                f"{where}: the task set can't be loaded ({reason}); use another task set"
+            ) from None
 
     return SimpleNamespace(questions=questions, SCORE=SCORER)
 
@@ -76,7 +78,7 @@ def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
     for index, task in enumerate(tasks(taskset)):
         missing = _missing(task)
         if missing:
-            raise ValueError(f"its task {index} needs {missing}")
+            raise ValueError(f"task {index} needs {missing}, which is not supported")
         parts = (task.data.system_prompt, task.data.prompt_text)
         text = "\n\n".join(part for part in parts if part)
         if is_test(text) == (split == "test"):

@@ -33,9 +33,7 @@ def test_an_empty_value_is_not_taken_for_one_left_out(kind, words):
     made = parser()
     made.add_argument("--out", type=kind)
     made.add_argument("more", nargs="*", type=kind)
-    with pytest.raises(
-        UserError, match=r"argument (--out|more): found an empty value; set a value"
-    ):
+    with pytest.raises(UserError, match=r"argument (--out|more): the value is empty; pass a value"):
         made.parse_intermixed_args(words)
 
 
@@ -48,7 +46,7 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, words):
     assert made.parse_args(["--run", "~/r"]).run == tmp_path / "r"
     # A folder of this name, which is nobody's home.
     assert made.parse_args(["--out", "./~/x"]).out == Path("~/x")
-    with pytest.raises(UserError, match="argument --out: ~nobody-here/x: there is no such home"):
+    with pytest.raises(UserError, match="argument --out: ~nobody-here/x: the home folder of this"):
         made.parse_args(["--out", "~nobody-here/x"])
 
 

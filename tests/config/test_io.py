@@ -43,11 +43,15 @@ class TestLoading:
         assert config_io.flatten(config)[key] == str(tmp_path / "from-file")
         config = config_io.load([], [f"{key}=~/x"])
         assert config_io.flatten(config)[key] == str(tmp_path / "x")
-        with pytest.raises(UserError, match=f"{key}=~nobody-here/x: there is no such home folder"):
+        with pytest.raises(
+            UserError, match=f"{key}=~nobody-here/x: the home folder of this user does not exist"
+        ):
             config_io.load([], [f"{key}=~nobody-here/x"])
 
     def test_a_config_in_the_home_folder_of_nobody_is_refused(self):
-        with pytest.raises(UserError, match="^~nobody-here/c.yaml: there is no such home folder"):
+        with pytest.raises(
+            UserError, match="^~nobody-here/c.yaml: the home folder of this user does not exist"
+        ):
             config_io.load(["~nobody-here/c.yaml"])
 
     def test_whole_numbers_and_1e_6_are_floats_and_lists_are_tuples(self, tmp_path):

@@ -94,7 +94,7 @@ def test_a_flipped_byte_of_the_weights_is_found(folder):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 64
     weights.write_bytes(content)
-    with pytest.raises(UserError, match="is not the file that was written"):
+    with pytest.raises(UserError, match="is not the file that was exported"):
         machine.model(of_folder(folder))
 
 

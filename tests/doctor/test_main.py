@@ -34,15 +34,15 @@ def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["seed=1"], "keys without a config"),
+        (["seed=1"], "were passed without a config"),
         (["--config", "quickstart", "budget.max=0"], "budget.max"),
         (["--device", "v100"], "use one of rtx-4090"),
-        (["--seconds", "0"], "--seconds: found '0'"),
+        (["--seconds", "0"], "--seconds '0': the time limit"),
         (["--write-overlay", "/nowhere/x.yaml"], "the file can't be written"),
         (["--write-overlay", "/proc/x.yaml"], "the file can't be written"),
         (
             ["--out", "x", "--write-overlay", "./x"],
-            "--write-overlay x is also the file of --out; use another",
+            "--write-overlay x: --out is the same file; use another",
         ),
     ],
 )
@@ -56,7 +56,10 @@ def test_a_config_is_not_written_over(told, tmp_path, option):
     mine = tmp_path / "mine.yaml"
     mine.write_text("seed: 3\n")
     code, _, said = told("--config", mine, option, mine)
-    assert code == 2 and "is a config that this command reads; use another file" in said
+    assert (
+        code == 2
+        and "this file is a config that the command reads, and it would be overwritten" in said
+    )
     assert mine.read_text() == "seed: 3\n"
 
 

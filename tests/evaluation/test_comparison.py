@@ -31,14 +31,14 @@ HERE = {"ours": {"questions": "abc", "problems": 4}}
         (
             {"other": HERE["ours"]},
             {"greedy": [8]},
-            "was evaluated on other, but this evaluation is on ours",
+            "the other evaluation used the data sets other, but this one uses ours",
         ),
         (
             {"ours": {"questions": "x", "problems": 5}},
             {"greedy": [8]},
             "5 problems, and 4 in this evaluation",
         ),
-        (HERE, {"greedy": [16], "sampled": [8]}, r"found greedy \[16\]; sampled \[8\]"),
+        (HERE, {"greedy": [16], "sampled": [8]}, r"it has greedy \[16\]; sampled \[8\]"),
     ],
 )
 def test_evaluations_of_other_things_are_not_compared(sets, modes, says):

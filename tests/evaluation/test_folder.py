@@ -101,7 +101,9 @@ class TestResume:
 
     def test_samples_of_another_plan_are_refused_by_their_line(self, half):
         other = sample_batches({"ours": ["p0", "p2"]}, [[TWO_EACH]], 3)
-        with pytest.raises(UserError, match=r"samples\.jsonl, line 3: found the sample .*'p1'"):
+        with pytest.raises(
+            UserError, match=r"samples\.jsonl, line 3: this line contains the sample .*'p1'"
+        ):
             resumed(half, other)
 
     def test_nothing_else_passes_for_a_sample(self, half):
@@ -110,7 +112,7 @@ class TestResume:
         typed = ({**record, name: value} for name, value in WRONGLY_TYPED.items())
         for wrong in ([1], {**record, "score": 1}, fewer, *typed):
             (half / SAMPLES).write_text(json.dumps(wrong) + "\n")
-            with pytest.raises(UserError, match=r"line 1: this is not a sample; use another --out"):
+            with pytest.raises(UserError, match=r"line 1: this line is not a sample of an"):
                 resumed(half)
 
     def test_texts_are_kept_on_the_disk_alone(self, tmp_path):
@@ -210,17 +212,19 @@ class TestFinished:
     def test_samples_are_read_by_set_and_setting(self, half):
         with open_evaluation(half, ASKED):
             append(half, DRAWN[1])
-        with pytest.raises(UserError, match="unfinished evaluation; run its command again"):
+        with pytest.raises(UserError, match="in this folder is not finished; run"):
             read_samples(half)
         (half / RESULTS).write_text("{}")
         assert read_samples(half) == {"ours": {TWO_EACH: [*DRAWN[0], *DRAWN[1]]}}
         lines = (half / SAMPLES).read_text().splitlines(keepends=True)
-        for kept, says in ((3, "3 answers of ours, sampled, budget 8, not 4; run"), (0, "0")):
+        for kept, says in ((3, "3 answers instead of 4; run"), (0, "0")):
             (half / SAMPLES).write_text("".join(lines[:kept]))
-            with pytest.raises(UserError, match=f"samples.jsonl contains {says}"):
+            with pytest.raises(
+                UserError, match=f"For ours, sampled decoding and budget 8, the file has {says}"
+            ):
                 read_samples(half)
         (half / SAMPLES).write_text("".join([*lines, "{}\n"]))
-        with pytest.raises(UserError, match="line 5: this is not a sample"):
+        with pytest.raises(UserError, match="line 5: this line is not a sample"):
             read_samples(half)
 
     def test_answers_of_a_dense_curve_are_counted_cut_by_cut(self, half):
@@ -238,14 +242,16 @@ class TestFinished:
     def test_settings_that_say_no_rows_are_damaged(self, half, settings):
         (half / SETTINGS).write_text(json.dumps(settings))
         (half / RESULTS).write_text("{}")
-        with pytest.raises(UserError, match=r"evaluation\.json is damaged; use another folder"):
+        with pytest.raises(
+            UserError, match=r"evaluation\.json does not contain all settings of an"
+        ):
             read_samples(half)
 
     def test_settings_that_are_none_are_refused(self, tmp_path):
-        with pytest.raises(UserError, match="contains no evaluation; make one with"):
+        with pytest.raises(UserError, match="does not contain an evaluation; run bacr"):
             read_settings(tmp_path)
         (tmp_path / SETTINGS).write_text("[]")
-        with pytest.raises(UserError, match="is damaged"):
+        with pytest.raises(UserError, match="does not contain the settings of an evaluation"):
             read_settings(tmp_path)
 
 
@@ -291,7 +297,7 @@ class TestPlaces:
         paths.best.write_text('{"step": 20, "accuracy": 0.5, "set": "train_holdout"}')
         evaluate(paths, 30)
         with pytest.raises(
-            UserError, match="step 20 is its best step and was not evaluated; .*-000030"
+            UserError, match="best checkpoint of this run, step 20, was not evaluated; .*-000030"
         ):
             find_evaluation(tmp_path)
         evaluate(paths, 20)
@@ -310,5 +316,7 @@ class TestPlaces:
         assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match=f"--compare {tmp_path} contains no evaluation"):
+        with pytest.raises(
+            UserError, match=f"--compare {tmp_path}: the folder contains no evaluation"
+        ):
             find_evaluation(tmp_path)

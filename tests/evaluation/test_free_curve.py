@@ -121,5 +121,5 @@ def test_every_budget_is_compared_and_other_problems_are_refused():
     assert entry["by_budget"]["8"]["difference"] == 0.5
     assert entry["curve"]["8"]["mean_total_tokens"] == 12.0
     fewer = {"ours": {setting: cell(setting, [True], [8])}}
-    with pytest.raises(UserError, match="different problem sets"):
+    with pytest.raises(UserError, match="used different problems of this data set"):
         compare_with_free_curve(one, fewer)

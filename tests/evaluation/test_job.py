@@ -110,9 +110,9 @@ class TestPrepare:
     @pytest.mark.parametrize(
         ("overrides", "options", "says"),
         [
-            ((), {"self_consistency": 9}, "leaves no token for each sample at budget 8"),
-            ((), {"labels": True}, "takes one set and one budget"),
-            (("eval.budgets=[100000]",), {}, "positions; use a smaller number"),
+            ((), {"self_consistency": 9}, "at budget 8 there is less than one token for each"),
+            ((), {"labels": True}, "from one data set at one budget"),
+            (("eval.budgets=[100000]",), {}, "answer together; use a smaller number"),
             ((), {"compare": True}, "contains no evaluation"),
         ],
     )
@@ -183,9 +183,9 @@ class TestRun:
     @pytest.mark.parametrize(
         ("name", "content", "says"),
         [
-            ("results.json", {"sets": {}}, "is damaged; run its evaluation again"),
-            ("results.json", {"sets": {"ledger": {}}}, "is damaged; run its"),
-            ("evaluation.json", {}, "is damaged; use another folder"),
+            ("results.json", {"sets": {}}, "is missing or damaged; run the bacr evaluate"),
+            ("results.json", {"sets": {"ledger": {}}}, "is missing or damaged; run"),
+            ("evaluation.json", {}, "does not contain all settings"),
         ],
     )
     def test_what_is_damaged_is_not_compared_with(

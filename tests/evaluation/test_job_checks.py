@@ -26,7 +26,7 @@ def test_a_policy_with_a_budget_as_input_can_be_swapped(budget_input):
 @pytest.mark.parametrize(
     ("budget_input", "changes", "style", "message"),
     [
-        ("none", {}, PLAIN, "no budget as input"),
+        ("none", {}, PLAIN, "does not read its budget"),
         ("none", {"budget_tag": "declared"}, DECLARING, "set eval.budget_tag=given"),
         ("embedding", {"budgets": (0, 8)}, PLAIN, "at least two budgets above 0"),
     ],
@@ -62,9 +62,13 @@ def test_the_policy_before_training_may_have_other_budgets(check):
 @pytest.mark.parametrize(
     ("others", "how", "message"),
     [
-        (settings(), {"modes": ("sampled",)}, "--free .*no decoding and budget in common"),
-        (settings(), {"questions": "other"}, "--free .*other problems"),
-        (settings(swap=True), {}, "--free .*was evaluated with --swap"),
+        (
+            settings(),
+            {"modes": ("sampled",)},
+            "--free .*no decoding mode and budget in common",
+        ),
+        (settings(), {"questions": "other"}, "--free .*different problems"),
+        (settings(swap=True), {}, "--free .*that evaluation was made with --swap"),
     ],
 )
 def test_an_evaluation_that_is_no_free_curve_is_refused(check, others, how, message):

@@ -44,7 +44,7 @@ class TestPassAtK:
 
     @pytest.mark.parametrize("k", [0, 5])
     def test_more_samples_than_there_are_is_refused(self, k):
-        with pytest.raises(ValueError, match=f"found {k} for 4 samples; use 1 to 4"):
+        with pytest.raises(ValueError, match=f"found {k}, but with 4 samples .*; use 1 to 4"):
             pass_at_k(np.ones((1, 4), bool), k)
 
 

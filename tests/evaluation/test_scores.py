@@ -115,7 +115,7 @@ def test_intervals_of_mean_scores_hold_the_mean(a, b):
 
 def test_evaluations_by_other_verifiers_are_not_compared():
     mine, theirs = {"file": "a.py:f", "digest": "1"}, {"sets": {}, "grader": None}
-    with pytest.raises(UserError, match="the built-in rules, but this evaluation by a.py:f"):
+    with pytest.raises(UserError, match="the built-in rules and this one by a.py:f"):
         check_comparable({}, theirs, {}, "there", grader=mine)
-    with pytest.raises(UserError, match="or by another version of the file"):
+    with pytest.raises(UserError, match="or by another version of the same file"):
         check_comparable({}, {**theirs, "grader": {**mine, "digest": "2"}}, {}, "x", grader=mine)

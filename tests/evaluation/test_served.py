@@ -116,7 +116,7 @@ def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
     with Served(key, dies_after=20) as server:
         line = refusal(capsys, folder, out, "--url", server.url)
     assert (
-        "the connection was closed in the middle of a reply; all finished answers are stored, "
+        "the connection was closed before the reply was complete. All answers that were finished"
         in line
     )
     done = samples(out)
@@ -144,19 +144,22 @@ def test_an_edited_folder_is_refused_before_a_server_is_asked(
     assert old in text
     (own / name).write_text(text.replace(old, new))
     line = refusal(capsys, own, tmp_path / "out", "--url", "http://127.0.0.1:9")
-    assert f"{own / name} is not the file that was written, according to manifest.json" in line
+    assert f"{own / name} is not the file that was exported, because its SHA-256" in line
 
 
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ({"token_ids": [-1]}, "contains -1, which is not a token id"),
-        ({"token_ids": [10**6]}, "contains 1000000, which is not a token id"),
-        ({"token_ids": [19.0]}, "contains 19.0, which is not a token id"),
-        ({"token_ids": [True]}, "contains True, which is not a token id"),
-        ({"token_ids": [0]}, "contains 0, which can't be sampled"),
-        ({"token_ids": [19] * 50}, "engine's reply has 50 tokens, but"),
-        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are not numbers"),
+        ({"token_ids": [-1]}, "returned -1, which is not a token id"),
+        ({"token_ids": [10**6]}, "returned 1000000, which is not a token id"),
+        ({"token_ids": [19.0]}, "returned 19.0, which is not a token id"),
+        ({"token_ids": [True]}, "returned True, which is not a token id"),
+        ({"token_ids": [0]}, "the token id 0, which must not be sampled"),
+        ({"token_ids": [19] * 50}, "engine returned 50 tokens, but"),
+        (
+            {"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}},
+            "must be a finite number",
+        ),
     ],
 )
 def test_a_server_that_lies_about_its_tokens_is_one_line_and_no_result(
@@ -176,11 +179,11 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
         capsys, folder, out, "--url", gone
     )
     cases = [
-        (Served("0123456789ab"), "serves another folder (folder: found"),
+        (Served("0123456789ab"), "serves another folder than this command uses (folder: found"),
         (Served(key, plugin=False), "does not read budgets; install the plugin bacr-vllm"),
         (Served(key, models={"data": []}), "is not an OpenAI-compatible server"),
         (Served(key, models=[1]), "is not an OpenAI-compatible server"),
-        (Served(key, length=20), "needs 34 tokens, but the server's rows have 20"),
+        (Served(key, length=20), "can have 34 tokens together, but the server allows only 20"),
     ]
     for server, expected in cases:
         with server:
@@ -210,7 +213,7 @@ def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
 
     policy_folder.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
     line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
-    assert "does not describe how its thinking ends; use a folder that bacr export" in line
+    assert "is not a folder that bacr export wrote" in line
 
 
 def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):
@@ -220,4 +223,4 @@ def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):
     (other / "config.json").write_text(json.dumps(config))
     (other / "manifest.json").unlink()
     line = refusal(capsys, other, tmp_path / "out", "--url", "http://a")
-    assert "leave prompt format and closing text as they are" in line
+    assert "leave out data.prompt_format and data.closing_text" in line

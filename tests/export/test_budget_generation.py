@@ -119,7 +119,9 @@ def test_a_plain_folder_that_was_edited_does_not_generate(tmp_path):
     write_manifest(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"stop_strings": "5"}')
     model = types.SimpleNamespace(name_or_path=str(tmp_path))
-    with pytest.raises(ValueError, match="generation_config.json is not the file that was written"):
+    with pytest.raises(
+        ValueError, match="generation_config.json is not the file that was exported"
+    ):
         budget_generation.generate(model=model)
     # A model of the hub has no folder to look at.
     budget_generation.check_files("org/model")

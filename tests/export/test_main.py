@@ -236,7 +236,9 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
     }
     same(reading.load_policy(tmp_path / "out")[1], params)
     base.rename(tmp_path / "moved")
-    assert "pass --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")
+    assert "pass its current folder as --base" in refusal(
+        capsys, "--run", run, "--out", tmp_path / "two"
+    )
     moved = str(tmp_path / "moved")
     arguments = ["--run", str(run), "--out", str(tmp_path / "two"), "--base", moved]
     assert export.main([*arguments, "--dtype", "bfloat16"]) == 0

@@ -49,17 +49,17 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("eval.jsonl", {"x": 1}, "line 1: its field 'step' is missing"),
-        ("eval.jsonl", {"step": 3, "when": "after"}, "line 1: its field 'sets' is missing"),
-        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "have no accuracies"),
+        ("eval.jsonl", {"x": 1}, "line 1: the field 'step' is missing"),
+        ("eval.jsonl", {"step": 3, "when": "after"}, "line 1: the field 'sets' is missing"),
+        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "has no accuracies"),
         (
             "eval.jsonl",
             {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
-            "mine: evaluations of step 3 hold content that is not part of a run",
+            "mine: evaluations of step 3 hold content that this package did not write",
         ),
-        ("results.json", {"sets": {"ledger": {}}}, "results.json is damaged"),
+        ("results.json", {"sets": {"ledger": {}}}, "results.json is missing or damaged"),
         ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold content"),
-        ("results.json", {"ledger": {}}, "results.json is damaged"),
+        ("results.json", {"ledger": {}}, "results.json is missing or damaged"),
     ],
 )
 def test_an_odd_evaluation_is_one_line(about, name, content, says):

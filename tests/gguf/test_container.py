@@ -50,7 +50,7 @@ HUGE = [2**31, 2**61, 2**64 - 1]
 @pytest.mark.parametrize("count", HUGE)
 def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
     for at in (8, 16):
-        with pytest.raises(GgufError, match="claims version 3, "):
+        with pytest.raises(GgufError, match="specifies version 3, "):
             container.read(patched(whole, tmp_path, at, U64(count)))
     # Of the tokens, of the types, of the bytes of a text, of a tensor's axis and of its place.
     places = [
@@ -61,7 +61,7 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
         after(whole, "token_embd.weight") + 24,
     ]
     for at in places:
-        with pytest.raises(GgufError, match="header does not end|need .* bytes, but the file has"):
+        with pytest.raises(GgufError, match="file is truncated|header is larger"):
             container.read(patched(whole, tmp_path, at, U64(count)))
 
 
@@ -70,10 +70,10 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
     [
         (lambda _: 0, b"GGML", "begins with b'GGML'"),
         (lambda _: 4, b"\0\0\0\3", "version 50331648"),
-        (lambda whole: after(whole, "general.license"), b"\x0d", "unknown type 13"),
-        (lambda whole: after(whole, "token_embd.weight") + 20, b"\x14", "stored as IQ4_NL, but"),
-        (lambda whole: after(whole, "token_embd.weight") + 20, b"\xee", "stored as 238, but"),
-        (lambda whole: after(whole, "token_embd.weight") + 4, b"\x21", r"axes \[33, .* in Q4_1"),
+        (lambda whole: after(whole, "general.license"), b"\x0d", "type number 13"),
+        (lambda whole: after(whole, "token_embd.weight") + 20, b"\x14", "the type IQ4_NL, which"),
+        (lambda whole: after(whole, "token_embd.weight") + 20, b"\xee", "the type 238, which"),
+        (lambda whole: after(whole, "token_embd.weight") + 4, b"\x21", r"shape \[33, .* type Q4_1"),
         (
             lambda whole: after(whole, "token_embd.weight"),
             b"\0",
@@ -101,7 +101,7 @@ def test_a_file_that_was_cut_is_refused(whole, tmp_path, share):
     content = whole.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(GgufError, match="header does not end|need .* bytes, but the file has"):
+    with pytest.raises(GgufError, match="file is truncated|header is larger"):
         container.read(path)
 
 
@@ -110,10 +110,10 @@ def test_the_alignment_is_the_files_own(whole, tmp_path):
     assert {tensor.start % 256 for tensor in container.read(path).tensors.values()} == {0}
     for wrong in (0, 2, 48, 2**31):
         at = after(whole, "general.alignment") + 4
-        with pytest.raises(GgufError, match="but must be a small power of two"):
+        with pytest.raises(GgufError, match="but must be a power of two from 8 to"):
             container.read(patched(whole, tmp_path, at, U64(wrong)[:4]))
     # A float32 of 32.0, whose positions would be no whole numbers.
-    with pytest.raises(GgufError, match="alignment is 32.0, but must be a small power of two"):
+    with pytest.raises(GgufError, match="alignment' is 32.0, but must be a power of two"):
         at = after(whole, "general.alignment")
         container.read(patched(whole, tmp_path, at, struct.pack("<If", 6, 32.0)))
 
@@ -124,7 +124,7 @@ def test_a_header_that_never_ends_is_not_read_whole(tmp_path):
     with path.open("wb") as file:
         file.write(struct.pack("<4sIQQQ4sIIQ", b"GGUF", 3, 0, 1, 4, b"long", 9, 0, size))
         file.truncate(2 * size)
-    with pytest.raises(GgufError, match=f"does not end within {container.LARGEST_HEADER:,} bytes"):
+    with pytest.raises(GgufError, match=f"larger than the {container.LARGEST_HEADER:,} bytes"):
         container.read(path)
 
 

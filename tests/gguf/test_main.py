@@ -50,7 +50,7 @@ def test_a_package_can_hold_the_file(tmp_path, monkeypatch):
 def test_another_package_is_refused_in_one_line(tmp_path, capsys, name):
     assert main(["import", "--from-package", name, "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: --from-package: found 0 GGUF files of {name!r} here")
+    assert line.startswith(f"error: --from-package {name}: found 0 GGUF files in the installed")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,10 @@ def test_another_package_is_refused_in_one_line(tmp_path, capsys, name):
         (["--gguf", "{}/m.gguf", "--out", "{}/o", "--dtype", "float16"], "invalid choice"),
         (["--gguf", "{}/none", "--out", "{}/o"], "{}/none: No such file or directory; use"),
         (["--gguf", "{}", "--out", "{}/o"], "{}: is not a regular file"),
-        (["--gguf", "{}/text", "--out", "{}/o"], "{}/text: the file begins with b'This'"),
+        (
+            ["--gguf", "{}/text", "--out", "{}/o"],
+            "{}/text: this is not a GGUF file, because it begins with b'This'",
+        ),
         (["--gguf", "{}/m.gguf", "--out", "{}"], "{} already exists"),
         (["--gguf", "{}/m.gguf", "--out", "/proc/o"], "/proc/o: the folder can't be written"),
     ],

@@ -89,7 +89,7 @@ def test_forks_are_confined(tmp_path):
 
 
 def test_a_machine_that_does_not_confine_is_noticed():
-    with pytest.raises(AssertionError, match="can't be confined on this machine"):
+    with pytest.raises(AssertionError, match="can't be sandboxed on this machine"):
         of("[setattr(confinement, 'confine', lambda: None), forked.check_confinement()]")
 
 

@@ -48,16 +48,16 @@ def test_the_verdicts_go_to_a_file_when_asked(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "use a JSONL file"),
-        (b"", "no rows"),
+        (None, "use the path of a JSONL file"),
+        (b"", "the file is empty"),
         (b"{", "line 1"),
-        (b"[1]", "line 1: found list; every line must be one JSON object"),
-        (b'{"pred": "1"}', "the field 'gold' is missing, found ['pred']"),
-        (b'{"pred": 1, "gold": "1"}', "pred is not a string"),
-        (b"\xff", "not UTF-8"),
+        (b"[1]", "line 1: the JSON value is a list; every line must be one JSON object"),
+        (b'{"pred": "1"}', "the field 'gold' is missing (the fields of this line are ['pred'])"),
+        (b'{"pred": 1, "gold": "1"}', "the field 'pred' is not a string"),
+        (b"\xff", "is not UTF-8"),
         (
             b'{"pred": "1", "pred": "2", "gold": "2"}',
-            "line 1: found 'pred' twice; keep only one of them\n",
+            "line 1: the name 'pred' occurs twice; keep only one of them\n",
         ),
     ],
 )
@@ -76,7 +76,10 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
     cases.write_text('{"pred": "1", "gold": "1"}\n')
     out = tmp_path / "no" / "o.jsonl"
     assert main(["--cases", str(cases), "--out", str(out)]) == 2
-    assert f"--out {out}: can't be written (No such file or directory); " in capsys.readouterr().err
+    assert (
+        f"--out {out}: the file can't be written (No such file or directory); "
+        in capsys.readouterr().err
+    )
 
 
 def test_an_output_that_is_also_an_input_is_refused(tmp_path, capsys):
@@ -87,7 +90,7 @@ def test_an_output_that_is_also_an_input_is_refused(tmp_path, capsys):
         before = path.read_bytes()
         out = f"{tmp_path}/../{tmp_path.name}/{path.name}"
         assert main(["--cases", str(cases), "--grader", f"{grader}:check", "--out", out]) == 2
-        assert capsys.readouterr().err.endswith("reads that file; use another path\n")
+        assert capsys.readouterr().err.endswith("overwrite the input; use another path\n")
         assert path.read_bytes() == before
 
 

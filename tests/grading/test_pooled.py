@@ -156,7 +156,7 @@ def test_requests_that_make_no_sense_are_refused_at_once(file):
         grader.ahead(["1"], ["1", "2"])
     with (
         VerifierGrader(load_verifier(f"{file}:score")) as grader,
-        pytest.raises(UserError, match="a verifier needs questions"),
+        pytest.raises(UserError, match="a verifier also reads the questions"),
     ):
         grader.ahead(["1"], ["1"])
 

@@ -258,7 +258,10 @@ def test_a_verifier_that_is_slow_to_load_is_spoken_of(tmp_path, monkeypatch):
     said = []
     with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
         grader.check(said.append)
-    assert "is not ready after" in said[0] and f"check grader={tmp_path / 'v.py'}:f" in said[0]
+    assert (
+        "no worker process is ready after" in said[0]
+        and f"check grader={tmp_path / 'v.py'}:f" in said[0]
+    )
 
 
 def test_it_may_not_write_into_files(file, tmp_path):
@@ -301,8 +304,8 @@ def test_workers_that_no_longer_start_lose_answers_and_not_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("source", "name", "says"),
     [
-        ("def f(q, a, g): return 1", "g", "it has no function g"),
-        ("f = 5", "f", "it has no function f"),
+        ("def f(q, a, g): return 1", "g", "the file defines no function g"),
+        ("f = 5", "f", "the file defines no function f"),
         ("import nonsense_xyz", "f", "ModuleNotFoundError: No module named 'nonsense_xyz' (line"),
         ("\nraise SystemExit(0)", "f", "SystemExit: 0 (line 2)"),
         ("import os; os._exit(0)", "f", "exited with status 0"),
@@ -336,7 +339,10 @@ def test_a_spec_that_cannot_be_used_is_refused_unrun(tmp_path, monkeypatch, spec
 
 
 def test_questions_are_needed(file):
-    with opened(file, "one") as grader, pytest.raises(UserError, match="needs questions"):
+    with (
+        opened(file, "one") as grader,
+        pytest.raises(UserError, match="a verifier also reads the questions"),
+    ):
         grader.grade(["<answer>5</answer>"], ["5"])
 
 
@@ -467,14 +473,14 @@ def test_a_file_that_reads_content_gets_lists_of_messages(tmp_path):
 
 
 def test_what_no_grader_has_is_refused_and_no_score_is_counted(tmp_path):
-    needed = "needs a column 'image', which does not exist; give this parameter a default,"
+    needed = "has the parameter 'image', but the data has no column of this name; give the"
     with trl(tmp_path, "unknown") as grader, pytest.raises(UserError, match=needed):
         grader.check()
     with trl(tmp_path, "nothing") as grader:
         (verdict,) = grader.grade(["5"], ["5"], questions=["?"])
         assert (verdict.correct, grader.counters()["failed_text"]) == (0.0, 1)
     made = "f = lambda completions, **kwargs: []"
-    elsewhere = "must be defined in the file itself and not imported; define it there with"
+    elsewhere = "must be defined in the file itself; define it there with"
     with trl(tmp_path, "f", made) as grader, pytest.raises(UserError, match=elsewhere):
         grader.check()
 

@@ -128,14 +128,12 @@ def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
         with pytest.raises(ValueError, match="^budget: found"):
             ask(bad)
     folder.model.config.max_position_embeddings = 128
-    with pytest.raises(ValueError, match="^budget: found 120, .* 128 positions leave"):
+    with pytest.raises(ValueError, match="^budget: 120 allows .* 128 positions leave"):
         ask(120)
-    with pytest.raises(
-        ValueError, match="^budget: only greedy or sampled decoding can be used with a budget,"
-    ):
+    with pytest.raises(ValueError, match="^budget: budgets need greedy decoding or sampling,"):
         ask(8, num_beams=2)
     folder.tokenizer.padding_side = "right"
-    with pytest.raises(ValueError, match="^attention_mask: found padding on the right"):
+    with pytest.raises(ValueError, match="^attention_mask: the prompts are padded on the right"):
         folder.says(["4a2b3c1", "4a2b3c1d2a1"], [8, 8])
 
 

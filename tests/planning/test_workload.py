@@ -60,7 +60,9 @@ def test_a_preset_wins_over_the_name_of_a_folder_that_is_not_here():
 
 
 def test_a_name_that_says_nothing_is_refused():
-    with pytest.raises(UserError, match=r"model.path: models/mine/config.json does not exist here"):
+    with pytest.raises(
+        UserError, match=r"model.path: the shape of the model .models/mine. is unknown"
+    ):
         shape_of("model.path=models/mine")
 
 

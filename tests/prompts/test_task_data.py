@@ -201,7 +201,9 @@ def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(
     wrong = open_rewards(resolve(named("rewards.py:breif")).task.grader)
     with pytest.raises(UserError) as said:
         dataclasses.replace(task_data, rewards=wrong).check_verifier()
-    assert "it has no function breif; use brief); check reward.weights=" in str(said.value)
+    assert "the file defines no function breif; use brief); check reward.weights=" in str(
+        said.value
+    )
     for missing in wrong.values():
         missing.close()
     with pytest.raises(

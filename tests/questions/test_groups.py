@@ -74,7 +74,7 @@ def test_rates_come_in_the_order_of_the_set_and_other_labels_are_not_looked_at(t
             [{"id": "a", "rate": 1}],
             "row 1: a label must have the fields .*but this one has id, rate;",
         ),
-        ("[1]", "line 1: found list"),
+        ("[1]", "line 1: the JSON value is a list"),
         ("{", "line 1: .*every line must"),
         ("", "labels.jsonl contains no rows"),
     ],

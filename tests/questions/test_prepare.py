@@ -181,7 +181,7 @@ def test_a_record_that_is_none_is_not_written_over(tmp_path):
     record.parent.mkdir()
     record.write_text("[1]")
     said = next(prepare(tmp_path / "data", [], copies(tmp_path)))
-    assert "is damaged (found a list instead of an object); delete this file" in said
+    assert "is damaged (the JSON value is a list instead of an object); delete" in said
     assert record.read_text() == "[1]"
 
 

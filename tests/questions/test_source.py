@@ -140,7 +140,7 @@ def test_metadata_that_no_worker_could_read_is_refused(tmp_path):
     path = tmp_path / "doubles.py"
     path.write_text(OWN.replace('{"n": n}', '{"n": n, "f": lambda: 0}'))
     questions = load_questions(str(path), DATA, 0, "train")
-    with pytest.raises(UserError, match="data: row 'doubles-train-0': .*; use plain values"):
+    with pytest.raises(UserError, match="data: row 'doubles-train-0': .*; use only plain values"):
         open_graders(GRADER, [questions])
 
 

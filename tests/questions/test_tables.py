@@ -213,7 +213,7 @@ class TestRefusals:
         ("name", "content", "says"),
         [
             ("a.jsonl", '{"question": "x"}\n{"question"', "a.jsonl line 2: .*one JSON object"),
-            ("a.jsonl", "[1]", "line 1: found list"),
+            ("a.jsonl", "[1]", "line 1: the JSON value is a list"),
             ("a.jsonl", "[" * 100_000, "line 1: "),
             ("a.jsonl", b'{"question": "\xff"}', "not valid UTF-8 at byte 14"),
             ("a.jsonl", "\n", "no row"),
@@ -228,17 +228,17 @@ class TestRefusals:
             (
                 "a.csv",
                 "answer,question,answer\n1,2,3\n",
-                "a.csv: found 'answer' twice; keep only one of them",
+                "a.csv: the name 'answer' occurs twice; keep only one of them",
             ),
             (
                 "a.jsonl",
                 '{"a": 1}\n{"a": {"b": 1, "b": 1}}',
-                "line 2: found 'b' twice; keep only one of them",
+                "line 2: the name 'b' occurs twice; keep only one of them",
             ),
             (
                 "a.json",
                 '[{"a": 1}, {"a": 1, "a": 2}]',
-                "a.json: found 'a' twice; keep only one of them",
+                "a.json: the name 'a' occurs twice; keep only one of them",
             ),
         ],
     )

@@ -191,7 +191,9 @@ def test_what_is_odd_in_a_later_evaluation_is_said_of_its_file(run):
     results = run / "evaluation" / "step-000006" / "results.json"
     results.parent.mkdir(parents=True)
     results.write_text('{"name": "x", "sets": []}')
-    with pytest.raises(UserError, match=rf"^{results} is damaged; run its evaluation again"):
+    with pytest.raises(
+        UserError, match=rf"^{results} does not contain the results of an evaluation"
+    ):
         page(run)
 
 
@@ -201,7 +203,7 @@ def test_no_report_is_written_over_a_file_of_the_run(run, name):
     path.parent.mkdir(exist_ok=True)
     path.touch()
     before = path.read_bytes()
-    with pytest.raises(UserError, match=f"--out {path} is a file of the run; use another name,"):
+    with pytest.raises(UserError, match=f"--out {path}: this is a data file of the run,"):
         write_report(run, path)
     assert path.read_bytes() == before
 
@@ -283,8 +285,8 @@ class TestComparison:
         ("folders", "labels", "said"),
         [
             ("ab", ["x"], "1 names for 2 runs"),
-            ("ab", ["x", "x"], "--label x is used twice"),
-            ("aa", [], "is used twice"),
+            ("ab", ["x", "x"], "--label x was passed twice"),
+            ("aa", [], "was passed twice"),
         ],
     )
     def test_what_can_not_be_told_apart_is_refused(self, tmp_path, folders, labels, said):

@@ -55,7 +55,7 @@ def test_a_run_without_an_evaluation_gets_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sets": {"ours": {"problems": 4, "questions": "other"}}}, "other problems of ours"),
+        ({"sets": {"ours": {"problems": 4, "questions": "other"}}}, "different problems of ours"),
         ({"grader": {"file": "g.py", "digest": "1"}}, "was graded by"),
     ],
 )

@@ -36,5 +36,7 @@ def test_two_sets_of_one_name_are_told_apart():
 def test_an_evaluation_without_decodings_or_budgets_or_intervals_is_refused(run, found):
     first = evaluation(0, "before", 0.2)
     lines(run / "eval.jsonl", [first, {**first, "sets": {"ledger": found}}])
-    with pytest.raises(UserError, match=r"eval\.jsonl, line 2: its sets have no accuracies"):
+    with pytest.raises(
+        UserError, match=r"eval\.jsonl, line 2: this record of an evaluation has no"
+    ):
         read_run(run)

@@ -132,5 +132,7 @@ def test_without_traces_there_is_nothing(tmp_path):
     ],
 )
 def test_what_is_no_trace_is_refused_by_its_file(tmp_path, damage):
-    with pytest.raises(UserError, match=r"000003\.jsonl contains records that are not traces"):
+    with pytest.raises(
+        UserError, match=r"000003\.jsonl: this file contains records that are not traces"
+    ):
         shown(tmp_path, {**TRACE, **damage})

@@ -335,7 +335,7 @@ class Broken(Local):
     "fault",
     [
         *[Refused(status, f"http://two: status {status}") for status in (401, 404, 429, 500, 503)],
-        EngineError("http://two: a completion ended with the finish reason 'abort'"),
+        EngineError("http://two: the server did not finish a completion (finish reason 'abort')"),
         lambda count: [],
         lambda count: [-0.5] * (count - 1),
         lambda count: [0.5] * count,
@@ -450,7 +450,9 @@ def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
             tokens, logprobs = await super().complete(call, sampling, part, told)
             return ([0, *tokens[1:]] if part else tokens), logprobs
 
-    with pytest.raises(UserError, match="^rollout.urls: .*contains 0, which can't be sampled"):
+    with pytest.raises(
+        UserError, match="^rollout.urls: .*the token id 0, which must not be sampled"
+    ):
         rolled(world, fleet(world, [Lying(world)], tmp_path))
 
 

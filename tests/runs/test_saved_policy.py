@@ -53,5 +53,5 @@ def test_a_folder_that_was_edited_is_refused_before_it_says_how_it_is_asked(tmp_
     (tmp_path / "config.json").write_text('{"thinking": {}}')
     write_manifest(tmp_path)
     (tmp_path / "config.json").write_text('{"no_thinking": {}}')
-    with pytest.raises(UserError, match=r"config\.json is not the file that was written"):
+    with pytest.raises(UserError, match=r"config\.json is not the file that was exported"):
         open_policy(None, tmp_path)

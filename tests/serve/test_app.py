@@ -123,7 +123,7 @@ class TestRefusals:
         status, message = error_of(post(service, chat("a" * 2000)))
         assert (status, message) == (
             413,
-            "body: the request has more than 1000 bytes; send a shorter one",
+            "body: the request is larger than the limit of 1000 bytes; send a smaller request",
         )
 
     def test_an_endless_body_is_refused_while_it_is_read(self):
@@ -149,7 +149,7 @@ class TestRefusals:
         (reply,) = calls(service, ("POST", CHAT, {"content": slow(), "headers": headers}))
         assert error_of(reply) == (
             408,
-            "body: the request did not arrive in 0.05 s; send it at once",
+            "body: the server did not receive the whole request within 0.05 s; send it faster",
         )
 
 
@@ -207,7 +207,9 @@ class TestLimits:
     def test_an_engine_that_hangs_is_given_up(self):
         service = make_service(FakeBackend(hangs_after=0), limits=Limits(seconds=0.05))
         status, message = error_of(post(service, chat(budget=8)))
-        assert status == 504 and message.startswith("timeout: the request took more than 0.05 s")
+        assert status == 504 and message.startswith(
+            "timeout: the response was not complete after 0.05 s"
+        )
         assert service.backend.running == 0
 
     def test_a_stream_that_hangs_ends_with_an_error(self):

@@ -37,8 +37,8 @@ MODEL = ["--model", "hf"]
         ([*MODEL, "--timeout", "0"], "--timeout 0.0: the timeout must be above 0"),
         ([*MODEL, "--timeout", "nan"], "--timeout nan: the timeout"),
         ([*MODEL, "--url", "localhost:8000"], "--url 'localhost:8000' is not an address"),
-        (["--run", "runs/a", "--url", "http://a:1"], "vLLM serves a Hugging Face folder"),
-        ([*MODEL, "--api-key-file", "none"], "--api-key-file none: can't be read"),
+        (["--run", "runs/a", "--url", "http://a:1"], "a vLLM server serves a Hugging Face folder"),
+        ([*MODEL, "--api-key-file", "none"], "--api-key-file none: the file can't be read"),
         ([*MODEL, "--host", "203.0.113.1"], "can't listen on this address"),
         ([*MODEL, "--port", "0"], "hf"),
     ],
@@ -52,10 +52,10 @@ def test_bad_input_is_one_line_before_any_work(words, message, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--budget", "99"], "--budget 99 is above the largest budget; use 16 or less"),
+        (["--budget", "99"], "--budget 99: the default budget must not be above"),
         (["--budget", "4,8"], "--budget 4,8: found 2 budgets; pass only one"),
         (["--budget", "medium"], "--budget medium: found 'medium'"),
-        (["--max-budget", "60"], "--max-budget 60 is too large: the model's 64 positions leave 58"),
+        (["--max-budget", "60"], "the model's 64 positions leave room for only 58 thinking"),
         (["--url", "http://127.0.0.1:1"], "error: --url: "),
     ],
 )

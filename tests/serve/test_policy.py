@@ -44,18 +44,21 @@ def test_a_completion_is_continued_as_it_is():
     [
         (
             "a" * 101,
-            "prompt: the prompt has 101 tokens, but this policy reads at most 100 tokens; ",
+            "prompt: the prompt has 101 tokens, but this policy accepts at most 100 tokens; ",
         ),
         # So many characters that no tokenization could fit: not even tokenized.
         (
             "\n" * 1001,
-            "prompt: the prompt has 1001 characters, but this policy reads at most 100 "
+            "prompt: the prompt has 1001 characters, but this policy accepts at most 100 "
             "tokens; send",
         ),
         ([5] * 101, "prompt: the prompt has 101 tokens, "),
-        ([99], "prompt: found the token id 99; use ids from 0 to 98"),
-        ([-1], "prompt: found the token id -1; "),
-        ("a\nb", "prompt: the tokenizer has no tokens for this text; use another"),
+        (
+            [99],
+            "prompt: the token id 99 is not in the vocabulary of this policy; use ids from 0 to 98",
+        ),
+        ([-1], "prompt: the token id -1 is not in the vocabulary"),
+        ("a\nb", "prompt: the tokenizer can't encode this text; use another"),
     ],
 )
 def test_a_prompt_that_does_not_fit_is_refused(prompt, message):

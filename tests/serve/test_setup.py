@@ -41,9 +41,9 @@ def test_positions_are_divided(given, expected):
     [
         (
             {"largest": 90},
-            "--max-budget 90 is too large: the model's 100 positions leave 89 for thinking",
+            "--max-budget 90: next .* 100 positions leave room for only 89 thinking",
         ),
-        ({"reserved": 99}, "rollout.answer_tokens: an answer and its tags need 99 of the model's"),
+        ({"reserved": 99}, "rollout.answer_tokens: the answer and its tags need 99 positions"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, message):
@@ -84,5 +84,5 @@ def test_a_question_without_tokens_or_with_too_many_is_refused(session, question
 
 def test_only_an_exported_folder_is_served_by_vllm(session):
     policy = serve_policy(session, name=None, largest=None)
-    with pytest.raises(UserError, match="does not describe how its thinking ends"):
+    with pytest.raises(UserError, match="is not a folder that bacr export wrote"):
         proxy_backend(session, policy, "http://127.0.0.1:1")

@@ -69,7 +69,9 @@ def test_processes_that_unpack_at_the_same_time_do_not_hinder_each_other(tmp_pat
 )
 def test_a_damaged_archive_is_one_line(tmp_path, text):
     (tmp_path / archive.CELLS).write_bytes(text)
-    with pytest.raises(UserError, match=r"cells\.jsonl\.xz can't be read .*; copy the file again"):
+    with pytest.raises(
+        UserError, match=r"cells\.jsonl\.xz: the stored results .*; restore the original file"
+    ):
         archive.unpack(tmp_path)
 
 
@@ -78,6 +80,8 @@ def test_a_damaged_archive_is_one_line(tmp_path, text):
 )
 def test_a_cell_names_no_file_elsewhere(tmp_path, cell):
     (tmp_path / archive.CELLS).write_bytes(lzma.compress(cell.encode()))
-    with pytest.raises(UserError, match="contains the results of a run without an id"):
+    with pytest.raises(
+        UserError, match="a line does not contain the results of a run, because its id"
+    ):
         archive.unpack(tmp_path)
     assert not (tmp_path / "cells").exists()

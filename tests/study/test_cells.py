@@ -23,7 +23,7 @@ def refused(folder, cell, **changes):
     path = write_cell(folder, dataclasses.replace(cell, **changes))
     with pytest.raises(UserError) as found:
         read_cell(path)
-    assert "remove it and run the study again" in str(found.value)
+    assert "delete the file and run the study again" in str(found.value)
     return str(found.value)
 
 
@@ -47,7 +47,7 @@ def test_rates_are_shares_of_the_samples(cell):
 
 
 def test_an_id_that_says_something_else_is_refused(tmp_path, cell):
-    assert "its id is 'ledger.grpo.0'" in refused(tmp_path, cell, seed=3)
+    assert "the id is 'ledger.grpo.0'" in refused(tmp_path, cell, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_an_entry_that_contradicts_itself_is_refused(tmp_path, cell, changes, me
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is damaged"),
-        ("[]", "found a list instead of an object"),
+        ("{", "does not contain the results of a run"),
+        ("[]", "the JSON value is a list instead of an object"),
         ("{}", "does not contain the results of a run .* missing .* 'id'"),
     ],
 )
@@ -84,7 +84,7 @@ def test_fields_of_another_form_are_refused(tmp_path, cell):
     path = write_cell(tmp_path, cell)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "sets": [1]}))
-    with pytest.raises(UserError, match="is damaged, or does not contain the results"):
+    with pytest.raises(UserError, match="the file does not contain the results"):
         read_cell(path)
 
 
@@ -97,7 +97,7 @@ class TestReadCells:
         assert found[:2] == ["tradeoff.anytime.0", "tradeoff.anytime.1"]
 
     def test_no_cell_at_all_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match="contains no finished run of the study main"):
+        with pytest.raises(UserError, match="no run of the study main is finished"):
             read_cells(tmp_path, STUDY)
 
     @pytest.mark.parametrize("field", ["problems_digest", "levels_of"])
@@ -106,12 +106,15 @@ class TestReadCells:
         other = {**getattr(cell, field), "test": "1" * 12}
         write_cell(tmp_path, dataclasses.replace(cell, **{field: other}))
         with pytest.raises(
-            UserError, match="was evaluated on other problems of test than"
+            UserError, match="were evaluated on different problems of test"
         ) as found:
             read_cells(tmp_path, STUDY)
         assert "\n" not in str(found.value)
 
     def test_cells_of_another_size_are_refused(self, tmp_path, cell):
         write_cell(tmp_path, dataclasses.replace(cell, study_size="gpu"))
-        with pytest.raises(UserError, match="of size 'gpu' in a study of size 'cpu'"):
+        with pytest.raises(
+            UserError,
+            match="belongs to the size 'gpu' of the study, but the size 'cpu' was requested",
+        ):
             read_cells(tmp_path, STUDY)

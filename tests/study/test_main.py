@@ -60,10 +60,13 @@ UNMADE = [
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "9"], "--only 9 matches no run"),
+        (["--only", "9"], "--only 9: no run of the study has this number"),
         (["--size", "huge"], "--size: found 'huge'"),
-        (["--jobs", "0"], "--jobs 0 is too small; set it to 1 or more"),
-        (["arms=[grpo,grpo]"], "arms: found ['grpo', 'grpo']; use each of them once"),
+        (
+            ["--jobs", "0"],
+            "--jobs 0: at least one run must be trained at a time; set it to 1 or more",
+        ),
+        (["arms=[grpo,grpo]"], "arms: found ['grpo', 'grpo']; use each name only once"),
         (["budget.mox=3"], "budget.mox: there is no such key; use budget.max"),
         (["budget.max=4"], "plain, grpo: "),
         (UNMADE, "model.path=nowhere: there is no such folder"),
@@ -88,7 +91,10 @@ def test_a_run_whose_cells_are_there_is_not_made_again(tmp_path, capsys, monkeyp
     assert capsys.readouterr().out == "plain.grpo.0: its cells are there\n"
     # A cell of other settings stays what it is, too.
     assert main(study(tmp_path, "--only", "0", "train.steps=3")) == 2
-    assert "plain.grpo.0.json was made with other settings" in capsys.readouterr().err
+    assert (
+        "plain.grpo.0.json: the results of this run were made with other settings"
+        in capsys.readouterr().err
+    )
     assert {path: path.read_bytes() for path in (folder / "cells").iterdir()} == before
     assert made == []
     assert main(study(tmp_path, "--only", "1")) == 1 and len(made) == 1
@@ -139,7 +145,10 @@ def test_cells_of_other_settings_are_not_reported_as_the_study_s(tmp_path, capsy
     finished(two, runs[0], runs[0].variant)
     here = study(tmp_path, "--report", "arms=[grpo]", "seeds=[0]")
     assert main([*here, "train.steps=3"]) == 2
-    assert "plain.grpo.0.json was made with other settings" in capsys.readouterr().err
+    assert (
+        "plain.grpo.0.json: the results of this run were made with other settings"
+        in capsys.readouterr().err
+    )
     assert not (folder / "results.json").exists()
     # Those that are its own are reported, whichever of them there are.
     assert main(study(tmp_path, "--report", "arms=[grpo]")) == 0

@@ -88,7 +88,8 @@ def test_a_run_is_named_by_number_or_id(tmp_path):
     assert find_run(runs, "2") is find_run(runs, "plain.grpo.1") is runs[2]
     for text in ("4", "-1", "plain.vote.0", ""):
         with pytest.raises(
-            UserError, match="matches no run; use 0 to 3, or an id that --list prints"
+            UserError,
+            match="has this number or id; use a number from 0 to 3, or an id that --list prints",
         ):
             find_run(runs, text)
 
@@ -169,7 +170,7 @@ def test_a_cell_evaluated_otherwise_is_refused(tmp_path, override, words, says):
         assert run.has_cells(other)
         return
     with pytest.raises(
-        UserError, match=f"was made with other settings .*{words}.*; move the folder away to run it"
+        UserError, match=f"were made with other settings .*{words}.*; move the study's folder away"
     ):
         run.has_cells(other)
 

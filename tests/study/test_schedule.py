@@ -193,5 +193,7 @@ def test_cores_and_gpus_are_divided(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,5,6")
     assert [share.gpus for share in shares(2, None)] == [("0", "1"), ("2", "5")]
     assert [share.gpus for share in shares(1, 2)] == [("0",), ("1",)]
-    with pytest.raises(UserError, match="devices_per_run=8: this machine has 5 GPUs"):
+    with pytest.raises(
+        UserError, match="devices_per_run=8: a run needs 8 GPUs, but this machine has 5"
+    ):
         shares(8, None)

@@ -119,12 +119,12 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         (
             "set: {loss.entropy_coef: 0.0}",
             "sweep: {key: a, values: [[1, 2], [3]]}",
-            "arms.bacr.sweep.values: found [1, 2]; use letters, digits, _ + . and -",
+            "arms.bacr.sweep.values: found [1, 2]; use a value of letters, digits, _, +, . and -",
         ),
         (
             "set: {loss.entropy_coef: 0.0}",
             "sweep: {key: a, values: [x/y]}",
-            "arms.bacr.sweep.values: found 'x/y'; use letters",
+            "arms.bacr.sweep.values: found 'x/y'; use a value of letters",
         ),
         *(
             (
@@ -168,9 +168,9 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         (
             "  wide:",
             "  5:",
-            "sizes: found the name 5; use letters, digits, _ + and -, a number in",
+            "sizes: found the name 5; use a name of letters, digits, _, + and - (a name",
         ),
-        ("  cpu:", "  ../../x:", "yaml: sizes: found the name '../../x'; use letters, digits"),
+        ("  cpu:", "  ../../x:", "yaml: sizes: found the name '../../x'; use a name of"),
         (
             "second: 100",
             "second: -1",

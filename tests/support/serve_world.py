@@ -54,7 +54,7 @@ class LetterEncoder:
 
     def text(self, text):
         if "\n" in text:
-            raise ValueError("the tokenizer has no tokens for this text; use another")
+            raise ValueError("the tokenizer can't encode this text; use another")
         return ids(text)
 
 

@@ -31,19 +31,19 @@ RAISES = {"prime_factorization"}
 @pytest.mark.parametrize(
     ("spec", "fragment"),
     [
-        ("chian_sum", "no generator 'chian_sum'; the nearest is 'chain_sum'"),
-        ("chain_sum?min_term=2", "no field 'min_term'; the nearest is 'min_terms'"),
-        ("chain_sum?min_terms=two", "min_terms can't be 'two'; use a value of type int"),
-        ("chain_sum?min_terms=5&max_terms=2", "max_terms must be >= min_terms; use other fields"),
-        ("chain_sum?allow_negation=1", "allow_negation can't be 1; use a value of type bool"),
-        ("chain_sum?size=0", "size can't be 0; use 1 to"),
-        ("chain_sum?size", "size can't be None; use a value of type int"),
+        ("chian_sum", "no generator 'chian_sum'; the most similar name is 'chain_sum'"),
+        ("chain_sum?min_term=2", "no field 'min_term'; the most similar name is 'min_terms'"),
+        ("chain_sum?min_terms=two", "'min_terms' can't be 'two'; use a value of type int"),
+        ("chain_sum?min_terms=5&max_terms=2", "(max_terms must be >= min_terms); use other values"),
+        ("chain_sum?allow_negation=1", "'allow_negation' can't be 1; use a value of type bool"),
+        ("chain_sum?size=0", "'size' can't be 0; use a number from 1 to"),
+        ("chain_sum?size", "'size' can't be None; use a value of type int"),
         (
             "chain_sum?min_terms=2024-99-99",
-            "min_terms can't be '2024-99-99'; use a value of type",
+            "'min_terms' can't be '2024-99-99'; use a value of type",
         ),
-        ("chain_sum?size=5&size=7", "size appears twice; keep only one of them"),
-        ("aiw", "data.prompt_format=characters has short prompts only for path_star"),
+        ("chain_sum?size=5&size=7", "'size' appears twice; keep only one of them"),
+        ("aiw", "with data.prompt_format=characters, only the generators path_star"),
     ],
 )
 def test_what_can_not_be_made_is_refused_in_one_line(spec, fragment):

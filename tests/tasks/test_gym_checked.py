@@ -97,7 +97,7 @@ def test_a_scorer_is_another_once_anything_that_it_could_call_has_changed(
 def test_a_generator_that_was_not_checked_is_refused_in_one_line(monkeypatch):
     monkeypatch.setitem(gym_checked.CHECKED, "gcd", "0123456789abcdef")
     with pytest.raises(
-        ValueError, match=r"gym:gcd: its scorer .* reasoning-gym==0\.1\.25"
+        ValueError, match=r"gym:gcd: the scorer .* reasoning-gym==0\.1\.25"
     ) as error:
         gym.source("gcd", short=False)
     assert str(error.value).isprintable()

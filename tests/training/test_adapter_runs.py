@@ -134,5 +134,5 @@ def test_an_export_as_peft_needs_adapters(world, tmp_path):
     (tmp_path / "whole/config.yaml").write_text(
         "\n".join(line for line in text.splitlines()[1:]).replace("rank: 2", "rank: null")
     )
-    with pytest.raises(UserError, match="--adapter peft: the run trained all weights"):
+    with pytest.raises(UserError, match="--adapter peft: this run trained all weights"):
         export(tmp_path / "whole", tmp_path / "peft", adapter="peft")

@@ -235,8 +235,8 @@ class Session:
             )
         if len(dropped):
             raise UserError(
-                f"question {dropped[0]}: its prompt has more than "
-                f"data.max_prompt_tokens={max_tokens} tokens; use a shorter question or a larger "
+                f"question {dropped[0]}: its prompt has more tokens than the limit "
+                f"data.max_prompt_tokens={max_tokens}; ask a shorter question, or set a larger "
                 "limit"
             )
         if words:
@@ -268,8 +268,9 @@ class Session:
         if largest > free:
             names = ",".join("none" if budget is None else str(budget) for budget in budgets)
             raise UserError(
-                f"--budget {names}: the model's {positions} positions leave {free} for thinking; "
-                "use a smaller budget" + (", or budget.cap" if None in budgets else "")
+                f"--budget {names}: next to the prompt and the answer, the model's {positions} "
+                f"positions leave room for only {max(free, 0)} thinking tokens; use a smaller "
+                "budget" + (", or a smaller budget.cap" if None in budgets else "")
             )
         return largest
 
@@ -342,8 +343,8 @@ class Session:
         if ends.max() > positions:
             row = int(ends.argmax())
             raise UserError(
-                f"response {row}: together with its prompt it has {ends[row]} tokens, but the "
-                f"model has {positions} positions; use a shorter response"
+                f"response {row}: the prompt and the response together have {ends[row]} tokens, "
+                f"but the model has only {positions} positions; use a shorter response"
             )
         tokens = np.zeros((len(responses), rounded_up(int(ends.max()))), np.int32)
         for row, ids in enumerate(responses_ids):
@@ -392,17 +393,22 @@ class Session:
             # text.
             except Exception:
                 raise UserError(
-                    f"response {row}: the tokenizer has no tokens for {response[:80]!r}"
+                    f"response {row}: the tokenizer can't encode the text {response[:80]!r}; use "
+                    "another text, or pass token ids"
                 ) from None
         else:
             ids = [int(token) for token in response]
         if not ids:
-            raise UserError(f"response {row}: the response has no tokens; use a text or token ids")
+            raise UserError(
+                f"response {row}: the response is empty; pass at least one token, as a text or as "
+                "token ids"
+            )
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise UserError(
-                    f"response {row}: found the token id {token}, but the model has "
-                    f"{self.vocab_size} ids; use ids of the model's tokenizer"
+                    f"response {row}: the token id {token} is not one of the model's "
+                    f"{self.vocab_size} token ids; encode the response with the model's own "
+                    "tokenizer"
                 )
         return ids
 

@@ -52,9 +52,9 @@ def check_comparable(
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
         raise UserError(
-            f"{option} {where} was graded by {_grader_name(other_grader)}, but this evaluation by "
-            f"{_grader_name(grader)}, or by another version of the file; grade both with the same "
-            "grader"
+            f"{option} {where}: the other evaluation was graded by {_grader_name(other_grader)} "
+            f"and this one by {_grader_name(grader)}, or by another version of the same file; use "
+            "the same grader for both"
         )
     _check_sets(mine, theirs["sets"], f"{option} {where}")
     other_cells = theirs["decoding"]["cells"]
@@ -63,8 +63,8 @@ def check_comparable(
             return
     cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
     raise UserError(
-        f"{option} {where} has no decoding and budget in common with this evaluation (found "
-        f"{cells}); run both with the same --budgets and --samples"
+        f"{option} {where}: the other evaluation has no decoding mode and budget in common with "
+        f"this one (it has {cells}); run both with the same --budgets and --samples"
     )
 
 
@@ -83,15 +83,15 @@ def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) 
     common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
-            f"{where} was evaluated on {', '.join(theirs)}, but this evaluation is on "
-            f"{', '.join(mine)}; evaluate both on the same --data"
+            f"{where}: the other evaluation used the data sets {', '.join(theirs)}, but this one "
+            f"uses {', '.join(mine)}; run both with the same --data"
         )
     for name in common:
         if mine[name]["questions"] != theirs[name].get("questions"):
             raise UserError(
-                f"{where} was evaluated on other problems of {name} ({theirs[name]['problems']} "
-                f"problems, and {mine[name]['problems']} in this evaluation); run both with the "
-                "same --data, --split, --size and --seed"
+                f"{where}: the other evaluation used different problems of {name} "
+                f"({theirs[name]['problems']} problems, and {mine[name]['problems']} in this "
+                "evaluation); run both with the same --data, --split, --size and --seed"
             )
 
 
@@ -143,7 +143,10 @@ def _pairs(
         if setting.cut is not None or theirs is None:
             continue
         if mine.ids != theirs.ids:
-            raise UserError(f"{name}: the two evaluations used different problem sets")
+            raise UserError(
+                f"{name}: the two evaluations used different problems of this data set; evaluate "
+                "both on the same problems"
+            )
         pairs.setdefault(setting.mode, {})[setting.budget] = (mine, theirs)
     return pairs
 

@@ -121,7 +121,7 @@ class Decoder:
         num_streams = 2 ** (len(parts) - 1).bit_length()
         padding = [first_settings[-1]] * (num_streams - len(parts))
         streams = [*first_settings, *padding]
-        # Computed modulo 2^32, because `fold_in` does not accept negative numbers.
+        # The budget is taken modulo 2^32, because `fold_in` does not accept negative numbers.
         keys = [jax.random.fold_in(sampling.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
         config = sampling.config
@@ -201,13 +201,16 @@ def open_decoder(
     params = saved.params()
     conditioned = policy.learner.conditioning is not None
     if conditioned and "budget" not in params:
-        raise UserError(f"{saved.folder}: its policy has no budget module; copy the folder again")
+        raise UserError(
+            f"{saved.folder}: the config enables the budget embedding, but the folder does not "
+            "contain its weights. The folder may be incomplete; copy or export it again"
+        )
     shape = policy.learner.model
     if params["embed"].shape != (shape.vocab_size, shape.hidden_size):
         raise UserError(
-            f"{saved.folder}: its embedding has shape {params['embed'].shape}, but its config "
-            f"specifies {(shape.vocab_size, shape.hidden_size)}; set model.path to the model's "
-            "folder"
+            f"{saved.folder}: the embedding matrix has shape {params['embed'].shape}, but the "
+            f"config specifies {(shape.vocab_size, shape.hidden_size)}, so model.path is the "
+            "folder of another model; set model.path to the model that was trained"
         )
     module = {"budget": params["budget"]} if conditioned else {}
     adapter = {name: params[name] for name in _ADAPTER_NAMES if name in params}
@@ -276,8 +279,8 @@ def check_grace(grace: int, tokenizer: Any) -> None:
     """
     if grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
-            f"budget.grace={grace}: the tokenizer has no line break at which "
-            "thinking could end; set it to 0"
+            f"budget.grace={grace}: the grace window lets thinking end at a line break, but no "
+            "token of this tokenizer contains one; set budget.grace=0"
         )
 
 

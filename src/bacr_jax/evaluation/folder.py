@@ -201,10 +201,14 @@ def _read_sample(line: bytes, key: SampleKey | None, where: str) -> Sample:
             if not isinstance(getattr(sample, name), field_type):
                 raise TypeError
     except (ValueError, TypeError):
-        raise UserError(f"{where}: this is not a sample; use another --out") from None
+        raise UserError(
+            f"{where}: this line is not a sample of an evaluation, so the file was edited or is "
+            "damaged; use another folder"
+        ) from None
     if key is not None and sample.key != key:
         raise UserError(
-            f"{where}: found the sample {sample.key}, expected {key}; use another --out"
+            f"{where}: this line contains the sample {sample.key} instead of {key}, so the file "
+            "was edited or is damaged; use another folder for --out"
         )
     return sample
 
@@ -265,7 +269,7 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
         if other_step not in (None, present.get("policy.step")):
             advice = f"--step {other_step}, or {advice}"
         raise UserError(
-            f"{where} contains another evaluation, which differs in "
+            f"{where}: the folder contains an evaluation with different settings, namely "
             f"{first_of(differences, _MAX_LISTED)}; use {advice}"
         )
 
@@ -276,11 +280,14 @@ def read_settings(path: Path) -> dict[str, Any]:
         settings = files.read_json(path / SETTINGS)
     except (OSError, ValueError):
         raise UserError(
-            f"{path} contains no evaluation; make one with bacr evaluate, or use the folder of "
-            "its --out"
+            f"{path} does not contain an evaluation; run bacr evaluate with this folder as --out "
+            "first, or pass the folder of another evaluation"
         ) from None
     if not isinstance(settings, dict):
-        raise UserError(f"{path / SETTINGS} is damaged; use another folder")
+        raise UserError(
+            f"{path / SETTINGS} does not contain the settings of an evaluation; run the "
+            "evaluation again in another folder"
+        )
     return settings
 
 
@@ -312,7 +319,10 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
             if "by_budget" not in results["sets"][name]:
                 raise ValueError
     except (AttributeError, KeyError, OSError, TypeError, ValueError):
-        raise UserError(f"{path / RESULTS} is damaged; run its evaluation again") from None
+        raise UserError(
+            f"{path / RESULTS} is missing or damaged; run the bacr evaluate command of this "
+            "folder again, which writes the file from the stored samples"
+        ) from None
     return results
 
 
@@ -331,11 +341,17 @@ def read_samples(path: Path) -> SamplesBySet:
     settings = read_settings(path)
     files = (path / RESULTS, path / SAMPLES)
     if not all(file.exists() for file in files):
-        raise UserError(f"{path} contains an unfinished evaluation; run its command again first")
+        raise UserError(
+            f"{path}: the evaluation in this folder is not finished; run its bacr evaluate "
+            "command again, which continues it"
+        )
     try:
         expected_counts = _expected_counts(settings)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path / SETTINGS} is damaged; use another folder") from None
+        raise UserError(
+            f"{path / SETTINGS} does not contain all settings of an evaluation; run the "
+            "evaluation again in another folder"
+        ) from None
     samples_path = path / SAMPLES
     by_key: dict[tuple[Any, ...], list[Sample]] = {key: [] for key in expected_counts}
     with samples_path.open("rb") as file:
@@ -348,8 +364,9 @@ def read_samples(path: Path) -> SamplesBySet:
         expected = expected_counts.get(key, 0)
         if len(samples) != expected:
             raise UserError(
-                f"{samples_path} contains {len(samples)} answers of {name}, {mode}, budget "
-                f"{budget}, not {expected}; run its command again first"
+                f"{samples_path}: the evaluation is incomplete. For {name}, {mode} decoding and "
+                f"budget {budget}, the file has {len(samples)} answers instead of {expected}; run "
+                "its bacr evaluate command again"
             )
         sample_numbers = {sample.sample for sample in samples}
         setting = EvalSetting(mode, budget, len(sample_numbers), cut)
@@ -419,8 +436,8 @@ def find_evaluation(folder: Path, settings_name: str = "") -> Path:
     evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
     if not evaluations:
         raise UserError(
-            f"--compare {folder} contains no evaluation; run bacr evaluate for it first, with the "
-            "same sets and budgets"
+            f"--compare {folder}: the folder contains no evaluation; run bacr evaluate for it "
+            "first, with the same data sets and budgets"
         )
     step = _best_step(folder)
     if step is None:
@@ -430,8 +447,8 @@ def find_evaluation(folder: Path, settings_name: str = "") -> Path:
         if (evaluation / SETTINGS).is_file():
             return evaluation
     raise UserError(
-        f"--compare {folder}: step {step} is its best step and was not evaluated; run bacr "
-        f"evaluate for it first, or use {evaluations[-1].parent}"
+        f"--compare {folder}: the best checkpoint of this run, step {step}, was not evaluated; "
+        f"run bacr evaluate for the run first, or pass its evaluation {evaluations[-1].parent}"
     )
 
 

@@ -172,7 +172,10 @@ def compare_with_free_curve(one: Results, before: Results) -> dict[str, Any]:
             if setting.cut is not None or curve is None:
                 continue
             if curve.ids != graded.ids:
-                raise UserError(f"{name}: the two evaluations used different problem sets")
+                raise UserError(
+                    f"{name}: the two evaluations used different problems of this data set; "
+                    "evaluate both on the same problems"
+                )
             modes = compared.setdefault(name, {})
             entry = modes.setdefault(setting.mode, {"curve": _points(curve), "by_budget": {}})
             entry["by_budget"][budget_key(setting.budget)] = distance(

@@ -98,10 +98,12 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
 
-# Number of rows of a batch (one trace each) per decoding slot. Larger batches keep the slots
-# busier. Smaller batches lose less work if the process is killed.
+# Number of traces of a batch, divided by the number of traces that are decoded at the same time
+# (slots). Larger batches keep the slots busier. Smaller batches lose less work if the process is
+# killed.
 _WAVES = 4
-# Maximum number of rows per decoding slot in one call, summed over all batches of the call.
+# The decoder can process several batches in one call. Maximum number of traces in a call, divided
+# by the number of slots.
 _WAVES_OF_A_CALL = 16
 
 
@@ -263,8 +265,8 @@ def _smaller_settings(evaluation: EvalConfig, self_consistency: int | None) -> l
     if least < self_consistency:
         advice = f"at most {least}, or larger budgets" if least > 1 else "larger budgets"
         raise UserError(
-            f"--self-consistency {self_consistency} leaves no token for each sample at budget "
-            f"{least}; use {advice}"
+            f"--self-consistency {self_consistency}: the samples of a vote share the budget, so "
+            f"at budget {least} there is less than one token for each; use {advice}"
         )
     needed = {budget // self_consistency for budget in budgets} - set(budgets)
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
@@ -519,8 +521,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             task_data.check_verifier()
             _draw_missing(work, task_data, out, progress, planned, done, poll)
         graded_by_set = graded_sets(_by_setting(work, planned, done))
-        # This line counts only the failures in this process. `paths` in results.json counts all of
-        # them.
+        # Only the failures in this process are printed. `paths` in results.json counts all of them.
         for line in failures(task_data.grader, {}):
             progress.print_line(line)
         numbers_by_set = {}
@@ -575,7 +576,7 @@ def _compare_with(path: Path, graded_by_set: comparison.Results) -> dict[str, An
     differences = comparison.compare(graded_by_set, graded_sets(folder.read_samples(path)))
     other_sets = folder.read_results(path)["sets"]
     for name, difference in differences.items():
-        # Used by tables and plots.
+        # Tables and plots also show the results of the other evaluation.
         difference["other"] = other_sets[name]["by_budget"]
     return differences
 

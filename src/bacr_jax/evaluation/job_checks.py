@@ -59,8 +59,8 @@ def check_labels(sets: Sequence[str], evaluation: EvalConfig, labels: Path | Non
         return
     if len(sets) > 1 or len(evaluated_budgets(evaluation)) > 1:
         raise UserError(
-            f"--label-difficulty {labels} takes one set and one budget; pass one --data and one "
-            "number in --budgets"
+            f"--label-difficulty {labels}: difficulty labels are made from one data set at one "
+            "budget; pass one --data and one number in --budgets"
         )
 
 
@@ -76,17 +76,18 @@ def check_swap(budget_input: str, evaluation: EvalConfig, style: PromptFormat) -
     """
     if budget_input == "none" and not style.budget_close:
         raise UserError(
-            "--swap: the policy has no budget as input (conditioning.budget_input=none), so its "
-            "answers can't depend on one; leave --swap out"
+            "--swap: this policy does not read its budget (conditioning.budget_input=none), so a "
+            "different budget can't change its answers; leave out the option --swap"
         )
     if style.budget_close and evaluation.budget_tag == "declared":
         raise UserError(
-            "--swap: the policy chooses its budget (eval.budget_tag=declared); set "
-            "eval.budget_tag=given"
+            "--swap: with eval.budget_tag=declared, the policy chooses its own budget, so no "
+            "other budget can be given to it; set eval.budget_tag=given"
         )
     if len(swap_budgets(evaluation.budgets)) < 2:
         raise UserError(
-            "--swap needs at least two budgets above 0; pass for example --budgets 512,1024"
+            "--swap: at least two budgets above 0 are needed to evaluate one with another; pass "
+            "for example --budgets 512,1024"
         )
 
 
@@ -97,8 +98,8 @@ def positions_of_model(model: ModelConfig, limits: EvaluationLimits, tokenizer: 
     largest = limits.largest + limits.budget.grace
     if largest >= positions:
         raise UserError(
-            f"{_largest_option(limits)}: the model has only {positions} positions; use a smaller "
-            "number"
+            f"{_largest_option(limits)}: the model has only {positions} positions for prompt, "
+            "thinking and answer together; use a smaller number"
         )
     return positions
 
@@ -118,11 +119,13 @@ def check_length(
         prompt = questions.longest + declared
         free = positions - prompt - answers - limits.budget.grace
         if largest > free:
-            advice = f"use at most {free}" if free > 0 else "use fewer rollout.answer_tokens"
+            advice = "set a smaller rollout.answer_tokens"
+            if free > 0:
+                advice = f"use at most {free}"
             raise UserError(
-                f"{_largest_option(limits)}: the prompts of {name} have up to {prompt} tokens and "
-                f"answers have {answers}, so the model's {positions} positions are too few; "
-                f"{advice}"
+                f"{_largest_option(limits)}: this budget does not fit in the model's {positions} "
+                f"positions next to the prompts of {name} (up to {prompt} tokens) and the answers "
+                f"(up to {answers}); {advice}"
             )
 
 
@@ -186,13 +189,13 @@ def check_free(
         return
     folder.read_samples(path)
     settings = folder.read_settings(path)
-    # Any budgets will do, because the curve is interpolated.
+    # The budgets of the other evaluation may differ, because its curve is interpolated.
     common_modes = {mode: settings["decoding"]["cells"].get(mode, []) for mode in modes}
     comparison.check_comparable(
         described, settings, common_modes, str(path), option="--free", grader=grader
     )
     if settings["decoding"].get("swap"):
         raise UserError(
-            f"--free {path} was evaluated with --swap; evaluate the policy before training with "
-            "--every 16, or without --every"
+            f"--free {path}: that evaluation was made with --swap and can't be used here; "
+            "evaluate the policy before training with --every 16, or without --every"
         )

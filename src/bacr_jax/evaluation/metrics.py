@@ -34,7 +34,10 @@ Estimates = Float[np.ndarray, "n"]
 def _check_subset_size(k: int, samples: int) -> None:
     """Raises ValueError if k is not in [1, samples]."""
     if not 1 <= k <= samples:
-        raise ValueError(f"k: found {k} for {samples} samples; use 1 to {samples}")
+        raise ValueError(
+            f"k: found {k}, but with {samples} samples per problem k must be at most {samples}; "
+            f"use 1 to {samples}"
+        )
 
 
 def pass_at_k(correct: Verdicts, k: int) -> Estimates:
@@ -188,7 +191,10 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
     """
     rising = all(low < high for low, high in itertools.pairwise(budgets))
     if not budgets or budgets[0] < 1 or not rising:
-        raise ValueError(f"budgets: found {list(budgets)}; use increasing numbers from 1 on")
+        raise ValueError(
+            f"budgets: found {list(budgets)}; pass at least one budget, in increasing order and "
+            "above 0"
+        )
     count = len(budgets)
     mean = np.full(count, 1.0 / count)
     if count == 1:

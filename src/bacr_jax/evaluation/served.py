@@ -28,8 +28,8 @@ from bacr_jax.rollout.served import AnsweredRow, AskedRow, RemoteSampling, ask, 
 from bacr_jax.runs.saved_policy import SavedPolicy, weights_fingerprint
 
 _OTHER_FORMAT = (
-    "data.prompt_format: an engine samples in the format that {} was trained with; leave prompt "
-    "format and closing text as they are"
+    "data.prompt_format: a vLLM server can only use the prompt format and the closing text that "
+    "{} was trained with; leave out data.prompt_format and data.closing_text"
 )
 
 
@@ -50,7 +50,8 @@ def _sample_with(server: Server, remote_sampling: RemoteSampling) -> Callable[..
             return ask(prompts, rows, key, sampler, callbacks, answered=answer_row)
         except (EngineError, ValueError) as error:
             raise UserError(
-                f"{error}; all finished answers are stored, and the same command continues"
+                f"{error}. All answers that were finished are stored; run the same command again "
+                "to continue"
             ) from None
 
     return sample
@@ -70,8 +71,8 @@ def check_served(saved: SavedPolicy, option: str = "--engine vllm") -> None:
     check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
-            f"{option}: {saved.folder} does not describe how its thinking ends; use a folder that "
-            "bacr export made"
+            f"{option}: {saved.folder} is not a folder that bacr export wrote. The server needs "
+            "such a folder, because it reads from it how thinking ends; run bacr export first"
         )
     if saved.style is None:
         raise UserError(_OTHER_FORMAT.format(saved.folder))
@@ -120,9 +121,9 @@ def open_served(
     needed = task_data.longest_prompt + len(budget_tag) + rules.longest(largest)
     if needed > server.length:
         raise UserError(
-            f"--engine vllm: a row needs {needed} tokens, but the server's rows have "
-            f"{server.length}; start the server with --max-model-len {needed}, or use smaller "
-            "--budgets"
+            f"--engine vllm: prompt, thinking and answer can have {needed} tokens together, but "
+            f"the server allows only {server.length} per sequence; start the server with "
+            f"--max-model-len {needed}, or use smaller --budgets"
         )
     policy = policy_of(resolve(config), task_data.vocab_size, 1)
     no_params = cast(Any, None)

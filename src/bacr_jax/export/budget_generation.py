@@ -42,9 +42,9 @@ def check_files(folder):
                 digest.update(chunk)
         if digest.hexdigest() != expected_digest and not name.endswith(".md"):
             raise ValueError(
-                f"{Path(folder) / name} is not the file that was written, according to "
-                "manifest.json; copy the folder again, or remove manifest.json if you changed the "
-                "file yourself"
+                f"{Path(folder) / name} is not the file that was exported, because its SHA-256 "
+                "differs from manifest.json; copy the folder again, or remove manifest.json if "
+                "you changed the file yourself"
             )
 
 
@@ -85,8 +85,8 @@ def read_budgets(budget, rows, levels=None):
         return [_read_budget(budget, levels)] * rows
     if len(budget) != rows:
         raise ValueError(
-            f"budget: found {len(budget)} budgets for a batch of {rows}; pass one number, or one "
-            "per row"
+            f"budget: found {len(budget)} budgets for a batch of {rows} prompts; pass one budget "
+            "for all prompts, or one per prompt"
         )
     return [_read_budget(row_budget, levels) for row_budget in budget]
 
@@ -264,8 +264,8 @@ class Loop:
         mode = config.get_generation_mode()
         if mode not in ("greedy_search", "sample"):
             raise ValueError(
-                "budget: only greedy or sampled decoding can be used with a budget, found "
-                f"{mode.value}"
+                "budget: budgets need greedy decoding or sampling, but the generation mode is "
+                f"{mode.value!r}; leave out arguments that select it, such as num_beams"
             )
         # Number of sequences per prompt.
         copies = input_ids.shape[0] // len(self.limits)
@@ -356,8 +356,9 @@ def _limits(budgets, thinking, config, prompt_length):
         budget = budgets[limits.index(largest)]
         name = "None" if budget == NONE else budget
         raise ValueError(
-            f"budget: found {name}, which allows up to {largest} thinking tokens, but the model's "
-            f"{positions} positions leave {free}; use a smaller budget"
+            f"budget: {name} allows up to {largest} thinking tokens, but next to the prompt and "
+            f"the answer the model's {positions} positions leave room for only {max(free, 0)}; "
+            "use a smaller budget"
         )
     return limits
 
@@ -417,17 +418,24 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         model.files_checked = True
     thinking = getattr(model.config, "thinking", None)
     if thinking is None:
-        raise ValueError("config.json: the section 'thinking' is missing; export the folder again")
+        raise ValueError(
+            "config.json: the section 'thinking', which describes how budgets are enforced, is "
+            "missing; export the folder again with bacr export"
+        )
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:
         raise ValueError("input_ids: the prompt is missing; pass its token ids")
     mask = others.get("attention_mask")
     if mask is not None and not bool(mask[:, -1].all()):
         raise ValueError(
-            "attention_mask: found padding on the right; set padding_side='left' in the tokenizer"
+            "attention_mask: the prompts are padded on the right, but must be padded on the "
+            "left; set padding_side='left' in the tokenizer"
         )
     if others.get("assistant_model") is not None:
-        raise ValueError("assistant_model can't be used with budgets; leave it out")
+        raise ValueError(
+            "assistant_model: assisted decoding can't be combined with a budget; leave out this "
+            "argument"
+        )
     budgets = read_budgets(budget, len(ids), getattr(model.config, "budget_levels", None))
     longest = ids.shape[1] if mask is None else int(mask.sum(-1).max())
     limits = _limits(budgets, thinking, model.config, longest)

@@ -47,9 +47,9 @@ def _shape(model: ModelConfig, base: Path | None, params: Params) -> Qwen2Config
         expected = entry.leaf_shape(shape.num_layers)
         if actual != expected:
             raise UserError(
-                f"checkpoint: {'/'.join(entry.path)} has shape {actual}, but "
-                f"{base or 'config.yaml'} specifies {expected}; pass the --base that the run "
-                "started from"
+                f"checkpoint: the parameter {'/'.join(entry.path)!r} has shape {actual}, but "
+                f"{base or 'config.yaml'} specifies {expected}, so it describes another model; "
+                "pass the folder of the model that the run started from as --base"
             )
     return shape
 
@@ -90,13 +90,14 @@ def export(
     config = read_config(run)
     if merge_budget_prompt and config.conditioning.budget_input != "prompt":
         raise UserError(
-            "--merge-budget-prompt: the run's policy has "
-            f"conditioning.budget_input={config.conditioning.budget_input}, but a chat template "
-            "can only contain a budget as text; leave the option out"
+            "--merge-budget-prompt: this option writes the budget into the chat template as "
+            "text, but the policy of this run does not read it there "
+            f"(conditioning.budget_input={config.conditioning.budget_input}); leave out the option"
         )
     if adapter == "peft" and config.adapter.rank is None:
         raise UserError(
-            "--adapter peft: the run trained all weights, not adapters; leave the option out"
+            "--adapter peft: this run trained all weights and has no adapters to export; leave "
+            "out the option"
         )
     chosen = choose_step(run, step)
     params = read_params(run, chosen.step, base=base)
@@ -104,7 +105,8 @@ def export(
         base = Path(config.model.path)
     if base is not None and not (base / "config.json").is_file():
         raise UserError(
-            f"{base} contains no config.json; pass --base with the folder that the run started from"
+            f"{base} contains no config.json, so the model that the run started from is no longer "
+            "in this folder; pass its current folder as --base"
         )
     if adapter == "peft":
         # After a warm-up, the base of the adapters is the warm-up's weights, which must be

@@ -167,7 +167,8 @@ class BudgetModel:
             return super().forward(input_ids, attention_mask, **kwargs)
         if budget_mask is None and self.config.budget_module["positions"] == "response":
             raise ValueError(
-                "this model adds the budget embedding at response positions; pass budget_mask"
+                "budget_mask: this model adds the budget embedding only at positions of the "
+                "response and needs a mask of these positions; pass budget_mask"
             )
 
         def condition(x, layer):

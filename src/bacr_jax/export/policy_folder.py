@@ -105,7 +105,10 @@ def save_policy(
     module = budget.module
     check_free(out)
     if (module is None) != ("budget" not in params):
-        raise UserError("export: a budget module and its description must be given together")
+        raise UserError(
+            "export: `params` has weights of a budget module and `budget` has no description of "
+            "it, or the other way round; pass both or neither"
+        )
     tokenizer_folder = source if tokenizer is None else None
     if isinstance(tokenizer, str | Path):
         tokenizer_folder = Path(tokenizer)
@@ -116,7 +119,9 @@ def save_policy(
     if source is not None:
         vocabulary.check_links(source, ("config.json", *vocabulary.GENERATION))
     if dtype not in STORED:
-        raise UserError(f"dtype: found {dtype!r}; use one of {', '.join(STORED)}")
+        raise UserError(
+            f"dtype: weights can't be stored as {dtype!r}; use one of {', '.join(STORED)}"
+        )
     stored_type = STORED[dtype]
     config_json = _config_json(config, stored_type, budget, source, tokenizer)
     if explained is not None:

@@ -106,8 +106,9 @@ def chat_template(
     expected = render(tokenizer, style, *messages)
     if render(tokenizer, style, *messages, template=template) != expected:
         raise UserError(
-            "tokenizer: its chat template gives a different result inside another template; use "
-            "the folder of an Instruct model"
+            "tokenizer: the export inserts the tokenizer's chat template into a larger template, "
+            "in which it gives different text than by itself; use the tokenizer of an Instruct "
+            "model"
         )
     return template
 

@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None) -> None:
         print(write_comparison(arguments.run, arguments.label, arguments.out))
     elif arguments.label:
         raise UserError(
-            "--label has no effect with only one run; pass a second --run, or no --label"
+            "--label: labels distinguish several runs, but only one run was passed; pass a "
+            "second --run, or leave out --label"
         )
     else:
         print(write_report(arguments.run[0], arguments.out))

@@ -9,17 +9,17 @@ from typing import Literal
 
 import numpy as np
 
-# Colours of text, lines and paper, in light and in dark.
+# Colours of text, lines and background, each for light and for dark mode.
 INK: Mapping[str, tuple[str, str]] = {
     "ink": ("#1c1e21", "#e4e6ea"),
     "soft": ("#5b6070", "#a2a8b4"),
     "line": ("#d9dce4", "#363b45"),
     "paper": ("#ffffff", "#15171b"),
 }
-# Colours of curves in light and in dark: Okabe and Ito's, which colour-blind readers can
-# distinguish, without yellow, which is invisible on white, and changed where the contrast was below
-# 3; the last is from Tol's muted scheme (2021). `s0`, grey, is the policy that others are compared
-# with.
+# Colours of curves, each for light and for dark mode. They are the colours of Okabe and Ito, which
+# colour-blind readers can distinguish. Yellow is left out, because it is invisible on white, and
+# colours with a contrast below 3 were changed. The last colour is from Tol's muted scheme (2021).
+# `s0`, grey, is used for the policy that others are compared with.
 COLOURS: Mapping[str, tuple[str, str]] = {
     "s0": ("#6f7683", "#a2a8b4"),
     "s1": ("#0072b2", "#4fa8e0"),
@@ -51,8 +51,7 @@ _IN_TURN = 7
 _MOST_POINTS = 200
 # Maximum number of ticks on a logarithmic axis.
 _MOST_TICKS = 8
-# Maximum number of steps between ticks on a linear axis of a page, including partial steps at the
-# ends.
+# Maximum length of a linear axis of a page, as a multiple of the distance between two ticks.
 _MOST_STEPS = 5.5
 
 
@@ -207,7 +206,7 @@ def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[
       most: maximum number of steps between ticks, including partial steps at the ends.
     """
     span = high - low
-    # The step would be 0 for a smaller span.
+    # For a smaller span, the distance between two ticks would be rounded to 0.
     if not span > 1e-300:
         return [low]
     power = 10.0 ** math.floor(math.log10(span / most))
@@ -261,7 +260,8 @@ class Scale:
         """
         usable = [value for value in values if math.isfinite(value)]
         if axis.log2:
-            # Half of a smaller number may be rounded to 0, which has no logarithm.
+            # An axis with a single value begins at half of it. Half of a smaller number may be
+            # rounded to 0, which has no logarithm.
             usable = [value for value in usable if value > 2 * sys.float_info.min]
         low = min(usable, default=1.0) if axis.low is None else axis.low
         high = max(usable, default=2.0) if axis.high is None else axis.high

@@ -48,7 +48,7 @@ _COLOURS = {
 }
 # Line styles, which change once every colour and marker of a picture has been used.
 _LINES = ("-", "--", ":")
-# Colours of what is not a method of the list, in their order.
+# Colours of curves that do not belong to one of these methods, in the order of use.
 _OTHERS = [name for name in COLOURS if name != GREY]
 
 

@@ -13,7 +13,7 @@ from bacr_jax.report.table import budget_name, by_size
 _PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
 _TRACES_PERCENT = Axis("traces (%)", low=0.0, high=100.0)
 _STEP = Axis("step", whole=True)
-# An accuracy axis ends at a multiple of this, in percent.
+# The upper end of an accuracy axis is a multiple of this number, in percent.
 _PERCENT_STEP = 20
 # Maximum number of budgets on an axis, because the labels of more would overlap.
 _MOST_TICKS = 8

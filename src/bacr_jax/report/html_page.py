@@ -85,7 +85,7 @@ def security(style: str, script: str = "") -> dict[str, Any]:
         f"default-src 'none'; img-src data:; style-src 'sha256-{_digest(_on_lines(style))}'; "
         f"script-src {scripts}; base-uri 'none'; form-action 'none'"
     )
-    # Not escaped, because style and script come from this package.
+    # Style and script come from this package, so they need not be escaped.
     return {
         "rules": Markup(rules),
         "style": Markup(_on_lines(style)),

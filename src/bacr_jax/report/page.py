@@ -43,8 +43,8 @@ from bacr_jax.runs.progress import duration
 
 COMPARISON = "comparison.html"
 _WHAT = "accuracy in % [95 % interval], mean thinking tokens"
-# Rows about the baseline (docs/theory.md): name, metric and format. The metric is averaged over the
-# later half of the steps.
+# Table rows about the baseline of the policy gradient (docs/theory.md): name, metric and format.
+# The metric is averaged over the second half of the steps.
 _OF_CREDIT = (
     ("gradient noise that score weights save, predicted", "score/predicted_saving", "{:.1%}"),
     ("mean advantage", "advantage/mean", "{:+.3f}"),
@@ -239,7 +239,10 @@ def _evaluations(run: RunData) -> list[Part]:
             tables = evaluation.tables(results)
             title = f"{results['name']} ({path.parent.name})"
         except ODD:
-            raise UserError(f"{path} is damaged; run its evaluation again") from None
+            raise UserError(
+                f"{path} does not contain the results of an evaluation; run the bacr evaluate "
+                "command of this folder again"
+            ) from None
         parts.append({"fold": title, "closed": False, "inside": list(map(_table, tables))})
     return parts
 
@@ -478,12 +481,17 @@ def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
     """
     path = default if out is None else out
     if path.is_dir():
-        raise UserError(f"--out {path} is a folder; use the name of a file")
+        raise UserError(
+            f"--out {path}: this path is a folder; pass the path of a file, such as report.html"
+        )
     if out is not None and not out.absolute().parent.is_dir():
-        raise UserError(f"--out {path}: its folder does not exist; create it first")
+        raise UserError(f"--out {path}: the folder {path.parent} does not exist; create it first")
     inside = any(path.resolve().is_relative_to(folder.resolve()) for folder in runs)
     if inside and path.exists() and path.suffix != ".html":
-        raise UserError(f"--out {path} is a file of the run; use another name, such as report.html")
+        raise UserError(
+            f"--out {path}: this is a data file of the run, which must not be overwritten; use "
+            "another name, such as report.html"
+        )
     return path
 
 

@@ -17,20 +17,22 @@ from bacr_jax.report.charts import MISSING, Chart, grouped_by_colour
 from bacr_jax.report.vega import CurveStyles, Spec, Theme, ink
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-# Width and least height of a chart in pixels. PNG files have twice as many.
+# Width and minimum height of a chart in pixels. PNG files have twice as many pixels.
 SIZE = (340, 225)
 _SCALE = 2
-# Height of a named tick, in pixels.
+# Minimum height in pixels for each tick of a vertical axis whose ticks have names instead of
+# numbers.
 _TICK_HEIGHT = 20
-# Width of a letter of a caption and of a legend, and of a legend's marker, in pixels.
+# Widths in pixels that the layout assumes: of a letter in a caption, of a letter in a legend, and
+# of a marker in a legend.
 _CAPTION_LETTER = 5.6
 _LEGEND_LETTER = 6.6
 _LEGEND_MARKER = 40
-# Name of a clip path: `id="clip7"`, `url(#clip7)`.
+# Matches the name of a clip path in an SVG file, as in `id="clip7"` and `url(#clip7)`.
 _CLIP_NAME = re.compile(r'(?:(?<=id=")|(?<=#))clip\d+')
-# Lines of a list of resources: `/xo13 34 0 R`.
+# Matches consecutive lines of a resource list in a PDF file, such as `/xo13 34 0 R`.
 _RESOURCES = re.compile(rb"(?:^ +/[a-z]+\d+ \d+ 0 R\n)+", re.MULTILINE)
-# Columns of the legend below a chart that has one of its own.
+# Number of legend columns below a chart that does not share its legend with other charts.
 _COLUMNS = 3
 
 
@@ -134,7 +136,7 @@ def _chart(chart: Chart, theme: Theme, styles: CurveStyles | None, legend: Spec 
     """Returns a chart with its title and its note."""
     title = {**_title(chart.title, chart.note, SIZE[0]), "fontSize": 13}
     if chart.note and not chart.title:
-        # Vega draws no subtitle below an empty title.
+        # Vega draws no subtitle below an empty title, so the note is drawn as the title.
         title["text"] = title.pop("subtitle")
         title |= {"color": ink("soft", theme), "fontSize": 11, "fontWeight": "normal"}
     if chart.drawn:
@@ -150,7 +152,8 @@ def save(spec: Spec, path: Path) -> None:
 
     text = json.dumps(spec)
     if path.suffix == ".pdf":
-        # The order of two fonts in a file is random, so titles are not bold.
+        # The library lists the fonts of a PDF file in random order. Titles are therefore not bold,
+        # so that there is only one font and equal pictures have equal bytes.
         pdf = vl_convert.vegalite_to_pdf(json.dumps(_in_one_font(spec)))
         write_atomically(path, _sorted_resources(pdf))
     elif path.suffix == ".svg":

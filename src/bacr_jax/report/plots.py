@@ -19,7 +19,7 @@ from bacr_jax.report.html_page import render
 _HEIGHT = 220
 _WIDE_HEIGHT = 320
 _BAR_HEIGHT = 34
-# Classes of the style sheet, by marker. The prefix keeps them apart from other classes, such as
+# CSS classes by marker. The prefix `marker-` distinguishes them from other classes, such as
 # `right`.
 _MARKER_CLASSES = {
     "s": "marker-square",
@@ -33,7 +33,8 @@ _MARKER_CLASSES = {
     ">": "marker-right",
     "*": "marker-star",
 }
-# Height of a named tick, in pixels.
+# Minimum height in pixels for each tick of a vertical axis whose ticks have names instead of
+# numbers.
 _TICK_HEIGHT = 20
 
 
@@ -43,7 +44,7 @@ def library() -> str:
     # Imported here because only pages with charts need it.
     import vl_convert
 
-    # An element's end in a string of the library would end the element that contains it.
+    # The library contains the string `</script`, which would end the script element of the page.
     bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
     return bundle.replace("</script", r"<\/script")
 

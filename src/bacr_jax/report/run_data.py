@@ -95,8 +95,8 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
         has_summaries = all(map(_is_summary, record["sets"].values()))
         if not has_summaries or not isinstance(record.get("dense", {}), dict):
             raise UserError(
-                f"{path}, line {number}: its sets have no accuracies by decoding and budget; fix "
-                "or remove the line"
+                f"{path}, line {number}: this record of an evaluation has no accuracies by "
+                "decoding mode and budget; correct the line, or delete it"
             )
     return evaluations
 
@@ -115,8 +115,8 @@ def malformed_files_refused(where: str) -> Iterator[None]:
         raise
     except ODD as error:
         raise UserError(
-            f"{where} content that is not part of a run ({type(error).__name__}: {error}); "
-            "restore the original content"
+            f"{where} content that this package did not write ({type(error).__name__}: {error}); "
+            "restore the original files"
         ) from None
 
 
@@ -124,7 +124,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     """Reads summary.json; returns an empty dictionary if the file is missing."""
     if not path.exists():
         return {}
-    damaged = UserError(f"{path} is damaged; remove it, or run the training again")
+    damaged = UserError(f"{path} is damaged; delete the file, or run the training again")
     try:
         summary = files.read_object(path)
     except ValueError:
@@ -145,8 +145,8 @@ def _read_records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
         for name, kind in fields.items():
             if not isinstance(record.get(name), kind):
                 raise UserError(
-                    f"{path}, line {number}: its field {name!r} is missing or is not a "
-                    f"{_KINDS[kind]}; fix or remove the line"
+                    f"{path}, line {number}: the field {name!r} is missing or is not a "
+                    f"{_KINDS[kind]}; correct the line, or delete it"
                 )
     return records
 
@@ -202,4 +202,6 @@ def labels_of(folders: list[Path], names: list[str]) -> list[str]:
 def _check_distinct(option: str, labels: list[str]) -> None:
     for label in labels:
         if labels.count(label) > 1:
-            raise UserError(f"{option} {label} is used twice; use another label for each run")
+            raise UserError(
+                f"{option} {label} was passed twice; pass a different value for each run"
+            )

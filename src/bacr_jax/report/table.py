@@ -50,7 +50,8 @@ _LATEX = str.maketrans(
         "\\": r"\textbackslash{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
         **{c: rf"${c}$" for c in "<>"},
-        # A row that begins with a bracket would be an argument of the line break before it.
+        # LaTeX would read a bracket at the beginning of a row as an argument of the line break
+        # before it.
         **{c: f"{{{c}}}" for c in "[]"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",

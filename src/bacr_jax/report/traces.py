@@ -65,7 +65,8 @@ def read_traces(folder: Path) -> list[Trace]:
                 _check(record)
             except ODD:
                 raise UserError(
-                    f"{path} contains records that are not traces of a rollout; remove this file"
+                    f"{path}: this file contains records that are not traces (sampled responses) "
+                    "of this run; delete the file"
                 ) from None
             traces.append(record)
     return traces
@@ -85,7 +86,7 @@ def _check(trace: Trace) -> None:
     for name in _LISTS:
         if not isinstance(trace.get(name) or [], list):
             raise ValueError
-    # Reads every field in the same way as the page does.
+    # These calls read every field that the page shows, and raise an error if a field is malformed.
     _num_chars(trace)
     labels = _filter_values("", trace, budget_names([trace]))
     _template_values(trace, labels, show_run=False)

@@ -25,11 +25,12 @@ from bacr_jax.report.charts import (
 )
 
 Spec = dict[str, Any]
-# `page` colours are the style sheet's variables, so that they follow the reader's choice.
+# With the theme `page`, the colours are variables of the style sheet, so that they follow the
+# reader's choice of light or dark mode.
 Theme = Literal["light", "dark", "page"]
 
 ARROWS = "open arrows: points or intervals beyond the axis"
-# Matplotlib's names of markers and lines, which `Series` uses, in Vega's terms.
+# Shapes of markers in Vega, by the name that Matplotlib and `Series` use.
 _SHAPES = {
     "s": "square",
     "o": "circle",
@@ -40,11 +41,11 @@ _SHAPES = {
     "X": "M-1,-0.6L-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0Z",
     "<": "triangle-left",
     ">": "triangle-right",
-    # Its tips reach beyond the others, but not beyond its row in a legend.
+    # A star. Its tips extend further than other markers, but it still fits into a row of a legend.
     "*": "M0.00,-1.40L0.32,-0.44L1.34,-0.43L0.52,0.17L0.83,1.13"
     "L0.00,0.56L-0.83,1.13L-0.52,0.17L-1.34,-0.43L-0.32,-0.44Z",
 }
-# Lines by their dashes. Solid lines are the last, so that they are drawn over dashed ones.
+# Dash patterns of the line styles. Solid lines come last, so that they are drawn over dashed lines.
 _DASHES = {":": [2, 3], "-.": [7, 3, 2, 3], "--": [5, 3], "-": [1, 0]}
 # Width and opacity of a line by its kind.
 _STROKES: Mapping[str, tuple[float, float]] = {
@@ -115,7 +116,8 @@ def config(theme: Theme) -> Spec:
             "labelColor": text,
             "labelFontSize": 12,
             "labelLimit": 420,
-            # As in the chart. With a wider stroke, the row of a star is higher than the others.
+            # Size and stroke are the same as in the chart. With a wider stroke, the legend row of a
+            # star would be higher than the others.
             "symbolSize": _MARKER_SIZE,
             "symbolStrokeWidth": 1,
             "symbolOpacity": 1,
@@ -162,7 +164,8 @@ class CurveStyles:
         }
 
 
-# Beginning of the name of a curve that is not in the legend. Printable labels never contain it.
+# Prefix of the names of curves that are not in the legend: an invisible character, which labels
+# never contain.
 _UNNAMED = "\u2060"
 
 
@@ -315,7 +318,8 @@ def _curve_layers(
             encoding = {"y" if across else "x": position, **_range(frame, across=across)}
             mark = {"type": "rule", "strokeWidth": 1.3, "opacity": 0.75, "clip": True}
             layers.append(_layer(bars, mark, {**encoding, **colour_of}))
-    # Points are joined in their order, because a curve can turn back.
+    # Points are connected in the order of the data, and not of x, because x can decrease along a
+    # curve.
     encoding = {**frame, **colour_of, "order": {"value": None}}
     for kind, line in itertools.product(_STROKES, _DASHES):
         lines = [curve for curve in curves if curve.kind == kind and curve.line == line]
@@ -445,8 +449,8 @@ def _pointer_layer(
         for field, title in axes[: 4 if has_ends else 2]
     ]
     if any(not curve.label.startswith(_UNNAMED) for curve in curves):
-        # The areas around points that Vega-Lite makes for `nearest` have the drawn points as data,
-        # and of these only numbers are found by their field. A point's description is its curve.
+        # Vega-Lite shows the tooltip of the nearest point. In this case it finds only numeric
+        # fields of a point by their name, so the curve is taken from the point's description.
         tooltip.insert(0, {"field": "description", "type": "nominal", "title": "curve"})
     opacity = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     mark = {"type": "point", "size": 110, "filled": False, "strokeWidth": 2, "clip": True}
