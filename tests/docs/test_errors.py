@@ -1,4 +1,4 @@
-"""The mistakes of docs/errors.md and of more_mistakes.txt get the messages that are written there."""
+"""Mistakes on the page docs/errors.md and in more_mistakes.txt have the messages written there."""
 
 import importlib.util
 import re
