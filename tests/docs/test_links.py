@@ -37,8 +37,6 @@ KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_0-9]+)+)(?![\w./-])")
 ENDINGS = ("py", "md", "json", "jsonl", "yaml", "html", "png", "tex", "safetensors")
 # Files that a reader is told to write.
 YOURS = {"brief_grpo.py", "mine.py", "FILE.py"}
-# And names that docs/errors.md misspells.
-YOURS |= {"examples/custom_metod.py", "examples/own_dat.py"}
 
 
 def text_of(page):
