@@ -54,7 +54,9 @@ def test_every_key_with_a_path_is_expanded():
 
 
 def test_a_variable_that_is_not_set_is_refused_unless_a_file_has_the_name(tmp_path):
-    with pytest.raises(UserError, match=r"^command line: data.dir=\$UNSET/x: \$UNSET is not set"):
+    with pytest.raises(
+        UserError, match=r"^command line: data.dir=\$UNSET/x: .* \$UNSET is not set"
+    ):
         config_io.load([], ["data.dir=$UNSET/x"])
     (tmp_path / "$UNSET").mkdir()
     assert expand_paths("data.dir", f"{tmp_path}/$UNSET") == f"{tmp_path}/$UNSET"
