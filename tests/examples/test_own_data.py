@@ -47,4 +47,4 @@ def test_the_config_is_good_for_the_files_that_the_example_writes(
         command.main(["--config", "own-data", "--check"])
     assert not stop.value.code and "the config is valid, and" in capsys.readouterr().out
     assert command.main(["--config", "own-data", "--check", "data.trace_column=[short, lang]"]) == 2
-    assert "no trace column 'lang'" in capsys.readouterr().err
+    assert "there is no column 'lang' with the trace" in capsys.readouterr().err

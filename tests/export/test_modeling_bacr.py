@@ -142,8 +142,14 @@ def test_a_folder_that_does_not_say_how_a_budget_is_held_does_not_generate(told)
 
 def agree(model, other, how):
     extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    weights = model.state_dict()
+    others = other.state_dict()
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    # The same products of two models may be rounded differently, because it depends on where their
+    # weights are in memory.
     told_logits = of_torch(model, budget=512, **extra)
-    np.testing.assert_array_equal(of_torch(other, budget=512, **extra), told_logits)
+    np.testing.assert_allclose(of_torch(other, budget=512, **extra), told_logits, atol=2e-6)
 
 
 def test_a_folder_that_transformers_saved_again_is_the_same_policy(told, tmp_path):
@@ -184,7 +190,8 @@ def test_a_folder_that_was_saved_as_the_plain_model_is_it_with_the_code_beside_i
         shutil.copy(out / name, tmp_path / "plain" / name)
     agree_with = reloaded(tmp_path / "plain")
     extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
-    np.testing.assert_array_equal(of_torch(agree_with, budget=512, **extra), of_torch(plain))
+    logits = of_torch(agree_with, budget=512, **extra)
+    np.testing.assert_allclose(logits, of_torch(plain), atol=2e-6)
 
 
 def test_a_flipped_exponent_bit_in_either_weight_file_is_refused(told, tmp_path):

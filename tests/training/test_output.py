@@ -106,7 +106,9 @@ def test_a_damaged_trace_costs_a_warning(tmp_path, capsys):
     assert "training" in what["pictures"]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and all(line.startswith("warning: ") for line in said)
-    assert all("000012.jsonl contains records that are not traces" in line for line in said)
+    assert all(
+        "000012.jsonl: this file contains records that are not traces" in line for line in said
+    )
 
 
 def summary(closed, lenient, strict, mode="greedy"):

@@ -110,7 +110,7 @@ def test_the_warm_up_ends_when_ending_gives_what_is_asked(tmp_path, low, high, e
 def test_a_style_that_is_too_good_or_never_good_enough_is_refused(tmp_path):
     config = load(tmp_path, None, *TRADEOFF)
     for wrong in (lambda p, s: 0.99, lambda p, s: 0.1):
-        with pytest.raises(UserError, match="wanted 0.6 to 0.85"):
+        with pytest.raises(UserError, match="target: 0.6 to 0.85"):
             until_style(Run(config), wrong)
 
 
@@ -158,7 +158,9 @@ def test_nothing_is_practised_where_it_is_not_asked_or_the_policy_is_wrong(tmp_p
     tradeoff = load(tmp_path, None, *REDUNDANT[1:], "data.ledger.variant=tradeoff")
     assert until_accurate(Practised(tradeoff, 1), monkeypatch) == {"accuracy": 1.0}
     run = Practised(load(tmp_path, None, *REDUNDANT), 0, at_length=0.9)
-    with pytest.raises(UserError, match="greedy accuracy 0.90 .* warmup.target_accuracy=0.95"):
+    with pytest.raises(
+        UserError, match="the largest budget is 0.90, .* warmup.target_accuracy=0.95"
+    ):
         until_accurate(run, monkeypatch)
     # Three holds go by before it falls.
     assert run.practised == 0
