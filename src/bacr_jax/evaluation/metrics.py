@@ -308,7 +308,7 @@ def _accuracy_if(
 def completion(graded: Graded) -> dict[str, Any]:
     """Returns the shares of traces and answers that ended naturally, and accuracy by ending.
 
-    A natural end is not forced by the budget or the maximum length. docs/evaluation.md defines each
+    A natural end is not forced by the budget or the maximum length. docs/metrics.md defines each
     value.
     """
     complete = ~graded.forced
@@ -344,7 +344,7 @@ def thinking_by_verdict(graded: Graded) -> dict[str, Any]:
 def adherence(graded: Graded) -> dict[str, Any]:
     """Compares the number of thinking tokens with the budget.
 
-    Thinking may exceed the budget by a grace window. docs/evaluation.md defines each value.
+    Thinking may exceed the budget by a grace window. docs/metrics.md defines each value.
     """
     used = graded.thinking
     requested = None if graded.budget == NO_BUDGET else graded.budget
