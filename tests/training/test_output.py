@@ -118,23 +118,23 @@ def summary(closed, lenient, strict, mode="greedy"):
     return {mode: {"8": worse, "64": entry, "none": worse}}
 
 
-def test_a_policy_in_good_form_gets_one_line():
+def test_a_policy_in_good_form_gets_no_advice():
     lines = list(format_lines(summary(0.98, 0.5, 0.48), "train_holdout", 128))
     assert lines == [
-        "format of the starting policy (train_holdout (validation, not a test set), 64 questions, "
-        "greedy, budget 64): 2.0% of the answers were never closed, 2.0% are right by the lenient "
-        "rules alone"
+        "answer format before training (train_holdout (validation, not a test set), 64 questions, "
+        "greedy, budget 64):",
+        "  2.0% of the answers were never closed, 2.0% are right only by the lenient rules",
     ]
 
 
 def test_failures_of_form_get_advice():
     unclosed = list(format_lines(summary(0.5, 0.4, 0.4), "x", 128))
-    assert len(unclosed) == 2
-    assert "rollout.answer_tokens=128" in unclosed[1] and "--show-prompts" in unclosed[1]
+    assert len(unclosed) == 3
+    assert "rollout.answer_tokens=128" in unclosed[2] and "--show-prompts" in unclosed[2]
     lenient = list(format_lines(summary(1.0, 0.4, 0.1), "x", 128))
-    assert len(lenient) == 2
-    assert "30.0% are right by the lenient rules alone" in lenient[0]
-    assert "data.prompt_format" in lenient[1]
+    assert len(lenient) == 3
+    assert "30.0% are right only by the lenient rules" in lenient[1]
+    assert "data.prompt_format" in lenient[2]
 
 
 class Grader:

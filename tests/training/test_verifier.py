@@ -131,7 +131,7 @@ def test_a_judge_that_hangs_raises_or_says_nonsense_is_counted_and_training_goes
     assert any(0 < record["reward/cut_4"] < 1 for record in records)
     said = "".join(capsys.readouterr())
     assert "WARNING: the verifier returned no score for" in said
-    assert "format of the starting policy (" in said
+    assert "answer format before training (" in said
     # Another content of the file is another verifier, and is refused on resuming.
     verifier.write_text(JUDGE.read_text() + "\n# changed\n")
     more = [*command, *own, "train.steps=5", "--allow-change", "train.steps"]

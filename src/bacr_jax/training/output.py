@@ -240,9 +240,12 @@ def format_lines(summary: Summary, name: str, answer_tokens: int) -> Iterator[st
     unclosed = 1.0 - entry["closed_rate"]
     lenient_only = entry["accuracy"] - entry["strict_accuracy"]
     yield (
-        f"format of the starting policy ({table.set_title(name)}, {entry['problems']} questions, "
-        f"{mode}, budget {budget}): {unclosed:.1%} of the answers were never closed, "
-        f"{lenient_only:.1%} are right by the lenient rules alone"
+        f"answer format before training ({table.set_title(name)}, {entry['problems']} questions, "
+        f"{mode}, budget {budget}):"
+    )
+    yield (
+        f"  {unclosed:.1%} of the answers were never closed, {lenient_only:.1%} are right only by "
+        "the lenient rules"
     )
     if unclosed > NEVER_CLOSED:
         yield (
