@@ -52,7 +52,8 @@ FALSE_ALARM = 1e-6
 # settings, five tests on each of the two sampler paths, two agreement tests across both paths and
 # the temperature test.
 _TEST_LEVEL = FALSE_ALARM / 26
-# Number of tokens with a high probability. All other tokens share a mass of 0.15 at temperature 1.
+# Number of tokens with a high probability, and the total probability of all other tokens at
+# temperature 1.
 _FREQUENT = 64
 _RARE_MASS = 0.15
 # Range of the logits of frequent tokens, and lower bound of the logits of rare tokens. bfloat16 has
@@ -396,7 +397,14 @@ def sample_evaluation(
 
 
 def find_faults(sampled: SampledTokens) -> list[str]:
-    """Tests the sampled tokens of one setting and returns a description of each fault."""
+    """Tests whether sampled tokens follow the probabilities that they were sampled from.
+
+    Args:
+      sampled: tokens that were sampled with one setting of temperature and nucleus.
+
+    Returns:
+      A description of each failed test, or an empty list.
+    """
     problems = []
     probabilities = sampled.probabilities
     for path, tokens in sampled.paths().items():

@@ -296,10 +296,10 @@ class _Scanner:
         return self.atom()
 
     def power(self, base: _Operand, exponent: _Operand) -> _Operand:
-        """Raises an operand to a power and records "power" if it is left unevaluated.
+        """Returns a power, and records "power" in `undone` if it should have been evaluated.
 
-        Powers of 10, e, pi and phi and irrational roots are common exact forms, so they are not
-        recorded.
+        For example, 2^3 should be 8. Powers of 10, e, pi and phi and irrational roots are accepted
+        as they are, because they are usual exact forms of a number.
         """
         is_integer = _is_integer(exponent.value)
         if exponent.value in (0, 1):

@@ -149,7 +149,10 @@ def _is_unread() -> bool:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delays SIGINT until the end of the block. Importing JAX may otherwise ignore it or crash."""
+    """Delays SIGINT until the end of the block.
+
+    It is used while JAX is imported. A SIGINT during the import may be lost, or crash the process.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -45,14 +45,15 @@ def module_parameters(work: Workload) -> int:
 
 
 def policy_parameters(work: Workload) -> int:
-    """Returns the number of parameters of the model and its budget module."""
+    """Returns the number of parameters of the model, including the budget embedding and gates."""
     return work.model.num_parameters + module_parameters(work)
 
 
 def trained_parameters(work: Workload) -> int:
     """Returns the number of trained parameters.
 
-    These are the budget module and either the adapters or, without adapters, the whole model.
+    These are the budget embedding, its gates, and either the adapters or, without adapters, the
+    whole model.
     """
     return (work.adapters or work.model.num_parameters) + module_parameters(work)
 

@@ -201,8 +201,8 @@ class Plan:
         The number of devices stays the same.
 
         Returns:
-          The name in `DEVICES`, and the settings that fit. None if the run, or a suggestion, fits
-          on the current devices, or if no known GPU is large enough.
+          The name in `DEVICES`, and the settings that fit. None if the run fits on the current
+          devices with its own or with the suggested settings, or if no known GPU is large enough.
         """
         if self.fits or self.suggestion is not None:
             return None

@@ -332,7 +332,10 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         return setup.attention_for(compute_dtype, shape.head_dim, "gpu", attention) == "cudnn"
 
     def draw() -> Lengths:
-        """Samples the expected lengths of traces; see `lengths`."""
+        """Returns the lengths of prompts, traces and answers that the plan assumes.
+
+        They are random samples, which `lengths` of the workload describes.
+        """
         return rows_of(settings.method, prompt_lengths(settings.task, config.model), cuts=cuts)
 
     frozen_bytes = 0

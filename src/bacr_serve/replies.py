@@ -65,7 +65,7 @@ class Reply:
         self._forced_text = decoder.feed(piece.tokens) + decoder.finish()
 
     def _without_end(self, piece: Piece) -> tuple[int, ...]:
-        """Returns the tokens of a piece without the token that ended the turn."""
+        """Returns the tokens of a piece of the response, without the token that ended the turn."""
         tokens = piece.tokens
         if piece.kind == ANSWER and tokens and tokens[-1] in self._policy.end_ids:
             return tokens[:-1]

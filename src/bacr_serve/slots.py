@@ -141,7 +141,10 @@ class Slots:
             self._engine.prefill(self._request, entering, entering)
 
     def _fill(self, slot: int, handle: Any, request: Generation) -> None:
-        """Stores a request on the host."""
+        """Copies a request into the arrays of its slot (the row of the decoding batch).
+
+        The arrays are in the memory of the host until the next prefill.
+        """
         length = len(request.prompt)
         tokens: Any = self._prompts.tokens
         lengths: Any = self._prompts.lengths

@@ -139,7 +139,17 @@ def build_results(
 
 
 def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any]:
-    """Returns the numbers of rows and problems of all generated sets used in evaluations."""
+    """Returns how many rows and how many distinct problems each generated set has.
+
+    Only sets that were used in evaluations are included.
+
+    Args:
+      cells: finished runs of the study.
+      facts: evaluated problems and settings of the study.
+
+    Returns:
+      Counts by task and name of the set.
+    """
     counts: dict[str, Any] = {}
     for (task, name), problems in facts.problems.items():
         cells_of_task = [cell for cell in cells if cell.task == task]

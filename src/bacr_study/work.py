@@ -311,7 +311,8 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
     """Reads the curriculum from a run's metrics.
 
     Returns:
-      One record per training step, with the numbers of `OF_GROUP` for every difficulty group.
+      One record per training step: the step, and for every difficulty group the values of the
+      metrics in `OF_GROUP` (such as its pass rate and its location of budgets).
     """
     records = []
     for record in read_lines(folder.metrics):

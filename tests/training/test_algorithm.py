@@ -101,7 +101,7 @@ class Slow(VerifierGrader):
     def __init__(self):
         pool = WorkerPool(Program(), workers=1, deadline=1, memory_mb=256)
         pool.run = self.look
-        PooledGrader.__init__(self, pool, lasting=lambda score: False)
+        PooledGrader.__init__(self, pool, is_lasting=lambda score: False)
         self.verifier, self.rows = Verifier("sums.py:score", *4 * [""]), None
         self.notes, self.last_failure = [], ""
 

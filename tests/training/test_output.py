@@ -156,7 +156,7 @@ def test_it_is_said_once_and_can_be_switched_off():
             answer_tokens=128,
         )
     )
-    assert len(notes(Config(), "before")) == 1
+    assert len(notes(Config(), "before")) == 2
     assert notes(Config(), "during") == []
     assert notes(changed(output={"format_report": False}), "before") == []
 

@@ -244,7 +244,7 @@ def _adapter(adapter: AdapterConfig, model: ModelConfig) -> Iterator[str]:
 
 
 def _sources(data: DataConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
-    """Yields an error message for each problem of the data sets and their tokenizer."""
+    """Yields an error message for each invalid setting of data sets and their tokenizer."""
     if not data.eval:
         yield "data.eval: the list is empty; use at least one set, such as [ledger]"
     trained = [name for _, name in mixture(data.train)]

@@ -64,7 +64,7 @@ SYNONYMS = {
     "use_vllm": "rollout.engine=vllm",
     "val_files": "data.eval",
 }
-# Options of other commands, with the option of ours.
+# Maps options of other libraries' commands to the options of this library.
 _OPTIONS = {
     "c": "--config",
     "dry-run": "--check",

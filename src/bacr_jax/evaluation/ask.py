@@ -255,7 +255,13 @@ class Session:
     def _largest_budget(
         self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
     ) -> int:
-        """Returns the largest of the limits on thinking tokens.
+        """Returns the largest limit on thinking tokens of these prompts.
+
+        Args:
+          prompts: the tokens of the prompts.
+          budgets: budgets of the prompts, which are named in the error message.
+          limits: maximum number of thinking tokens of each prompt: its budget, or the cap if it has
+            no budget.
 
         Raises:
           UserError: prompt, thinking and answer would exceed the model's number of positions.

@@ -116,8 +116,8 @@ def _ways_to_lose_or_tie(
     """
     rest = k - votes
     max_tied = min(sum(count >= votes for count in others), k // votes - 1)
-    # ways[t, d] is the number of draws of d samples from the answers processed so far, such
-    # that t of these answers have `votes` votes.
+    # The loop below adds one distinct answer after another. ways[t, d] is the number of ways to
+    # choose d samples among the answers so far such that exactly t answers get `votes` samples.
     ways = np.zeros((max_tied + 1, rest + 1))
     for num_drawn in range(min(blank, rest) + 1):
         ways[0, num_drawn] = math.comb(blank, num_drawn)

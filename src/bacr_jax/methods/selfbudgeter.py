@@ -173,7 +173,10 @@ def well_formed(batch: GroupBatch) -> Bool[Array, "Q G"]:
 
 
 def no_limits(num_questions: int) -> Float[Array, "n"]:
-    """Returns the initial limits on declared budgets, which are infinite for all questions."""
+    """Returns the initial upper limit on the budget that the policy may declare for each question.
+
+    All limits are infinite.
+    """
     return jnp.full(num_questions, jnp.inf, jnp.float32)
 
 

@@ -148,9 +148,9 @@ FORMATS = {
             natural_suffix="\n\n**Final Answer**\n\\boxed{",
             turn_end=_QWEN_TURN_END,
         ),
-        # For reasoning models, with the tags that they were trained on. The prompt is taken from
-        # their model cards, and the forced suffix is the one that AnytimeReasoner (arXiv
-        # 2505.13438) uses for R1-Distill.
+        # This format is for reasoning models, which were trained with their own thinking tags. The
+        # prompt is taken from their model cards. The text that is inserted after truncated thinking
+        # is the one that AnytimeReasoner (arXiv 2505.13438) uses for R1-Distill.
         PromptFormat(
             name="native",
             chat=True,

@@ -43,7 +43,13 @@ def swap_picture(path: Path, swap: Mapping[str, Any], title: str) -> bool:
 
 
 def policy_styles(labels: Sequence[str]) -> dict[str, Series]:
-    """Returns the styles of an evaluation's policies; the first of several is the reference."""
+    """Returns the curve style (color, marker and dashes) of each policy of an evaluation.
+
+    If there are several policies, the first is drawn in the style of the reference.
+
+    Args:
+      labels: names of the policies.
+    """
     has_reference = len(labels) > 1
     compared = labels[1:] if has_reference else labels
     styles = dict(zip(compared, styles_of(compared)))

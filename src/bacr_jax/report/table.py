@@ -189,7 +189,10 @@ class Table:
         return "\n".join(lines)
 
     def _latex_groups(self) -> list[str]:
-        """Returns the line of group headings and the rules below it; no lines without groups."""
+        """Returns the line of group headings and the rules below it.
+
+        The list is empty if the table has no groups of columns.
+        """
         if not self.groups:
             return []
         cells = []

@@ -489,7 +489,7 @@ class Trainer:
             print_results(self.progress, step, before, record["sets"])
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
-        """Returns the results of each set, and raises if the weights on a device changed."""
+        """Evaluates the policy on each set. Raises if a memory error changed the weights."""
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,

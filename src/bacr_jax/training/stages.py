@@ -79,10 +79,10 @@ def plan_batch(
 def in_stream_order(
     stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
-    """Replaces each question by the next question of its group (data.order=shuffled, line 6).
+    """Replaces each question by the next one of its difficulty group (`data.order=shuffled`).
 
     Args:
-      stream: order of the questions; None returns the plan and the cursors unchanged.
+      stream: order of the questions, or None to leave the plan and the cursors unchanged.
       cursors: number of questions drawn so far from each difficulty group.
 
     Returns:
