@@ -1,4 +1,4 @@
-"""Folders and references that `make_world.py` made."""
+"""Fixtures for the exported folders and reference results that `make_world.py` creates."""
 
 import json
 import os

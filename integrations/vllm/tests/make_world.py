@@ -1,6 +1,8 @@
-"""Exported folders, and what bacr_jax says of them: run in its environment.
+"""Exports small policies, and writes bacr_jax's responses of each as references for the tests.
 
-python make_world.py OUT TOKENIZER
+    python make_world.py OUT TOKENIZER
+
+Must be run in an environment in which bacr_jax's dependencies are installed.
 """
 
 import json
@@ -10,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Many small programs that run once.
+# Compiles faster. The programs are small and run only once, so optimizing them does not pay off.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
@@ -18,12 +20,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 import interop_world  # noqa: E402
 from bacr_jax.config.cli import silence_orbax  # noqa: E402
 
-# Heads of a width that vLLM's attention for a CPU knows.
+# The head width must be one that vLLM's CPU attention supports.
 HEADS = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
-# Other families than the ledger's Qwen2; Qwen3's heads are wider than their share of the stream.
+# Architectures other than the ledger's Qwen2. For Qwen3, head_dim is larger than
+# hidden_size / num_heads.
 FAMILIES = {"qwen3": {**HEADS, "head_dim": 64}, "llama": HEADS}
 
-# Every value of conditioning.budget_input, and of the keys of the embedding.
+# Covers every value of conditioning.budget_input, and of the keys of the budget embedding.
 LEDGER = {
     "shared": ("embedding", {}),
     "per_layer": (
@@ -44,14 +47,15 @@ LEDGER = {
 }
 BUDGETS = [0, 8, 16, 64, None]
 QUESTIONS = 4
-# Inside the tokens of Qwen's `</think>` too, and with a window in which a cut waits. Few tokens,
-# since an interpreter takes long over the scores of a large vocabulary.
+# Some budgets end within the tokens of Qwen's `</think>`, and `GRACE` sets a grace window in which
+# truncation is delayed. Budgets are small, because Triton's interpreter is slow for the logits of a
+# large vocabulary.
 QWEN_BUDGETS = [0, 2, 3, 4, 5, 8]
 GRACE = {"budget": {"min": 4, "max": 8, "grace": 4}, "rollout": {"answer_tokens": 6}}
 
 
 def rows_of(run, questions, budgets):
-    """Prompts and responses of every question at every budget."""
+    """Returns the prompt and response of every question at every budget."""
     rows = [(question, budget) for budget in budgets for question in questions]
     row_questions = [question for question, _ in rows]
     row_budgets = [budget for _, budget in rows]
@@ -71,7 +75,7 @@ def rows_of(run, questions, budgets):
 
 
 def main(out, tokenizer):
-    """Writes OUT/NAME/out and OUT/reference.json."""
+    """Writes the exported folders OUT/NAME/out, and the references OUT/reference.json."""
     from transformers import AutoTokenizer
 
     silence_orbax()

@@ -1,4 +1,7 @@
-"""An engine in this process says what the exported folder says elsewhere."""
+"""A vLLM engine in this process computes the same as transformers and bacr_jax.
+
+All of them load the same exported folder.
+"""
 
 import random
 
@@ -13,13 +16,18 @@ from vllm_world import engine_of
 from bacr_vllm import cache_salt, generate_within
 
 NAMES = ["shared", "per_layer", "response", "both", "prompt", "none", "qwen3", "llama", "qwen"]
-# Tokens of a comparison: with a large vocabulary an interpreter takes its time.
+# Number of tokens to compare, in general and for a large vocabulary, for which Triton's interpreter
+# is slow.
 NEW, NEW_OF_MANY = 10, 2
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def served(request, world):
-    """A name, its folder, and an engine; steps of 48 tokens cut prompts and mix requests."""
+    """Yields a policy's name, its exported folder, and an engine.
+
+    An engine step processes at most 48 tokens, so that prompts are split into chunks and a step
+    contains several requests.
+    """
     folder = world / request.param / "out"
     with engine_of(folder, max_num_batched_tokens=48) as llm:
         yield request.param, folder, llm
@@ -32,7 +40,10 @@ def transformers_model(folder):
 
 
 def reference_logprobs(model, prompt, ids, budget):
-    """Log-probabilities [ids, V] of what follows each prefix, as the folder's own code says."""
+    """Returns log-probabilities [ids, V] of the next token, from the model code of the folder.
+
+    There is one row for each token of `ids`, given the prompt and the preceding tokens.
+    """
     whole, how = torch.tensor([prompt + ids]), {}
     module = getattr(model.config, "budget_module", None)
     if module is not None:
@@ -45,13 +56,16 @@ def reference_logprobs(model, prompt, ids, budget):
 
 
 def engine_logprobs(output, columns):
-    """The same from an engine's output, and the ids that it chose."""
+    """Returns the sampled token ids of an engine's output, and their log-probability rows.
+
+    A row contains the log-probabilities of the token ids in `columns`.
+    """
     rows = [[step[i].logprob for i in columns] for step in output.outputs[0].logprobs]
     return list(output.outputs[0].token_ids), torch.tensor(rows)
 
 
 def greedy(llm, jobs, count=-1, new=NEW, **how):
-    """Outputs of (prompt, budget) in one batch."""
+    """Decodes (prompt, budget) pairs greedily in one batch, and returns the outputs."""
     params = [
         SamplingParams(
             temperature=0,
@@ -94,7 +108,8 @@ def test_log_probabilities_are_those_of_transformers(served):
     name, folder, llm = served
     model = transformers_model(folder)
     size, ids = model.config.vocab_size, random.Random(0)
-    # Some columns of a large vocabulary: all of them in every step are slow to hand over.
+    # For a large vocabulary, compares only some token ids, because it is slow to return all
+    # log-probabilities at every step.
     columns = list(range(size)) if size < 1000 else ids.sample(range(151_643), 100)
     few = {} if size < 1000 else {"logprob_token_ids": columns}
     some = list(range(6, 24)) if size < 1000 else range(151_643)
@@ -113,7 +128,7 @@ def test_log_probabilities_are_those_of_transformers(served):
     print(f"\n{name}: largest difference of log-probabilities {max(worst.values()):.1e}")
     assert max(worst.values()) < 1e-4
     if getattr(model.config, "budget_module", None) and not model_at_response(model):
-        # The budget moves what follows the prompt by far more than that.
+        # The effect of the budget on the log-probabilities is much larger than the tolerance.
         assert all((rows[0] - rows[2]).abs().max() > 1e-2 for rows in said.values())
 
 
@@ -134,7 +149,7 @@ def test_the_cap_holds_as_in_bacr_jax_token_for_token(served, reference):
     same = sum(list(one.tokens) == row["response"] for one, row in zip(found, rows))
     print(f"\n{name}: {same} of {len(rows)} rows equal")
     assert same == len(rows)
-    # The comparison is of something: thinking that was cut, and texts that differ.
+    # Checks that the comparison is meaningful: some thinking was truncated, and responses differ.
     assert {one.closed_by for one in found} >= {"budget"}
     assert len({one.tokens for one in found}) >= 4
 
@@ -178,7 +193,7 @@ def test_bad_budgets_are_refused_by_the_name_of_the_field(served):
 
 
 def long_prompt(llm):
-    """More than two blocks of the cache."""
+    """Returns the block size of the KV cache, and a prompt that is longer than two blocks."""
     size = llm.llm_engine.vllm_config.cache_config.block_size
     return size, random.Random(1).choices(range(6, 24), k=2 * size + 5)
 
@@ -200,7 +215,8 @@ def test_requests_with_equal_prompts_do_not_share_their_budgets(world, name, mon
             worst, found = difference(llm, prompt, budget)
             assert worst < 1e-4 and found == cached * size
         if name == "shared":
-            # Without the salt they would: the test sees a leak where there is one.
+            # Without the cache salt, requests with different budgets share cached prefixes. This
+            # shows that the test detects such a leak.
             monkeypatch.setattr(cache_salt, "budget_salt", lambda request: "")
             other = prompt[1:]
             assert difference(llm, other, 8)[0] < 1e-4

@@ -1,4 +1,4 @@
-"""What can't be done is refused in one line, before any weight is read."""
+"""Unsupported settings and damaged folders raise a one-line error before weights are loaded."""
 
 import json
 import shutil
@@ -12,12 +12,12 @@ from bacr_vllm import requests
 
 
 def configured(folder, **how):
-    """What an engine would be started with."""
+    """Returns the config with which vLLM would start an engine for the folder."""
     return EngineArgs(str(folder), **{**ENGINE, "max_model_len": 100, **how}).create_engine_config()
 
 
 def refusal(folder, **how):
-    """The line of ours in vLLM's refusal."""
+    """Returns the message of this package's error, which must be one line of vLLM's error."""
     with pytest.raises(ValueError) as refused:
         configured(folder, **how)
     lines = [line for line in str(refused.value).splitlines() if "bacr-vllm: " in line]
@@ -26,7 +26,10 @@ def refusal(folder, **how):
 
 
 def changed(folder, to, manifest=False, **changes):
-    """A copy of a folder with another config.json, and with the manifest that tells of it."""
+    """Copies a folder, changes keys of its config.json, and returns the path of the copy.
+
+    The copy contains the unchanged manifest.json only if `manifest` is True. None removes a key.
+    """
     shutil.copytree(folder, to)
     if not manifest:
         (to / "manifest.json").unlink()

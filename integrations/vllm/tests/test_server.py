@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server: the same answers over HTTP, and refusals with status 400."""
+"""The OpenAI-compatible server returns the same responses over HTTP, and errors with status 400."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def url(folder, tmp_path_factory):
 
 
 def post(url, path, **body):
-    """Status and content of a request."""
+    """Posts a JSON request, and returns the status code and the JSON body of the reply."""
     raw = json.dumps({"model": "policy", **body}).encode()
     request = urllib.request.Request(url + path, raw, {"Content-Type": "application/json"})
     try:
@@ -50,7 +50,7 @@ def connected(url, folder):
 
 
 def answers(server, folder, jobs, **how):
-    """Answers to (prompt, budget), all asked at once."""
+    """Sends all (prompt, budget) pairs concurrently, and returns their responses."""
     rules, levels = read_folder(folder)
 
     async def together():
@@ -92,7 +92,8 @@ def test_bad_budgets_have_status_400(url, path):
 
 
 def test_budgets_do_not_leak_between_equal_prompts(url, folder, reference):
-    # Twelve rows of one prompt at once, with prefix caching as the server has it by default.
+    # Sends twelve concurrent requests with the same prompt. Prefix caching is on, which is the
+    # server's default.
     row = next(row for row in reference["shared"] if row["budget"] == 64)
     jobs = [(row["prompt"], budget) for budget in (8, 16, 64) for _ in range(4)]
     server = connected(url, folder)
@@ -108,7 +109,7 @@ def test_another_folder_is_refused(url, world):
 
 
 def evaluated(out, folder, *more):
-    """Runs `bacr evaluate`; gives its table and its samples."""
+    """Runs `bacr evaluate`, and returns the contents of results.md and samples.jsonl."""
     words = [os.environ["BACR_PYTHON"], "-m", "bacr_jax.evaluate", "--model", str(folder)]
     words += ["--data", "ledger", "--budgets", "0,8,low,none", "--every", "8", "--size", "8"]
     words += ["--slots", "16", "--out", str(out), "data.ledger.max_operand=3"]

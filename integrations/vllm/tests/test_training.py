@@ -1,4 +1,7 @@
-"""Training runs whose traces a server samples: each update reaches it, and budgets hold."""
+"""Training runs with a vLLM server as the sampler.
+
+Every update reaches the server, and budgets are enforced.
+"""
 
 import contextlib
 import functools
@@ -26,7 +29,7 @@ QUICKSTART = [
     "warmup.target_accuracy=0",
     "warmup.short_accuracy=0",
     "warmup.hold_accuracy=0",
-    # Every step moves the policy.
+    # No steps that only train the value head, so that every step changes the policy.
     "value.warmup_iterations=0",
     "train.micro_batch_rows=16",
     "rollout.questions=4",
@@ -35,15 +38,15 @@ QUICKSTART = [
 ]
 SCORES = ("--logprobs-mode", "processed_logprobs")
 SUMS = "gym:chain_sum?min_terms=3&max_terms=3&max_digits=1&size=8"
-# Two steps towards traces and answers, and few traces: a Llama of 135M weights, with an embedding.
+# For a Llama with 135M parameters and a budget embedding: a warm-up of two steps, and few traces.
 PRETRAINED = [
     "warmup.steps=2",
     "warmup.target_accuracy=0",
-    # The servers' arithmetic, to the last digits.
+    # Matrix products at the same precision as in the server.
     "model.product_dtype=null",
     "rollout.questions=2",
     "rollout.group_size=4",
-    # What the warm-up taught is looked at on as many questions as there are.
+    # Small data sets, so that the evaluation of the warm-up has few questions.
     f'data.train="{SUMS}"',
     f'data.eval=["{SUMS}"]',
 ]
@@ -51,7 +54,10 @@ PRETRAINED = [
 
 @contextlib.contextmanager
 def training(tmp_path, words, ports):
-    """A run whose traces servers at these ports sample, as soon as its first policy is there."""
+    """Starts a run whose traces are sampled by servers at these ports.
+
+    Yields the process and the folder of its first policy, once the run has written this folder.
+    """
     weights = tmp_path / "weights"
     urls = ", ".join(f"http://127.0.0.1:{port}" for port in ports)
     words = [os.environ["BACR_PYTHON"], *words, *SETTINGS, f"rollout.urls=[{urls}]"]
@@ -74,7 +80,7 @@ def said(tmp_path):
 
 
 def steps_of(tmp_path):
-    """Lines of metrics.jsonl of four steps."""
+    """Reads the lines of metrics.jsonl, and checks that the run had four steps."""
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     names = ("mismatch/absolute", "policy/grad_norm", "time/rollout", "time/learn", "time/overlap")
@@ -84,7 +90,10 @@ def steps_of(tmp_path):
 
 
 def trained(tmp_path, *keys):
-    """The steps of a run that a server of its own samples for, weights and all."""
+    """Trains a run with a separate server as the sampler, and returns the metrics of its steps.
+
+    The server receives the weights of every update.
+    """
     port = free_port()
     with (
         training(tmp_path, ["-m", "bacr_jax.train", *keys], [port]) as (run, first),
@@ -96,7 +105,7 @@ def trained(tmp_path, *keys):
 
 
 def environment():
-    """Of the learner's commands."""
+    """Returns the environment variables for the learner's commands."""
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
 
@@ -113,7 +122,8 @@ def test_four_steps_of_the_quickstart(tmp_path, ahead):
         f"rollout.async_steps={ahead}",
     ]
     for step in trained(tmp_path, *words):
-        # The policy that sampled is that which learns, or the one before.
+        # With async_steps=1, the traces from step 2 on are sampled by the previous policy, so they
+        # are stale.
         is_stale = step["step"] > 1 and ahead == 1
         assert (step["mismatch/absolute"] > 1e-4) == is_stale
         assert step.get("rollout/staleness", 0) == is_stale
@@ -123,7 +133,7 @@ def test_four_steps_of_the_quickstart(tmp_path, ahead):
 
 @pytest.fixture
 def pretrained(tmp_path):
-    """Keys of a run of SmolLM2-135M."""
+    """Imports SmolLM2-135M, and returns the arguments of a training run for it."""
     learner = functools.partial(subprocess.run, env=environment(), check=True)
     python, model = os.environ["BACR_PYTHON"], tmp_path / "model"
     found = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
@@ -150,7 +160,8 @@ def test_a_server_that_keeps_its_weights_ends_the_run_by_name(tmp_path, model, r
     with (
         training(tmp_path, ["-m", "bacr_jax.train", *keys], [port]) as (run, first),
         server_of(first, tmp_path / "server", *SCORES, port=behind) as url,
-        # The first policy and one update reach it; it says that it holds the second one, too.
+        # The server loads the first policy and one update. It does not load the second update, but
+        # the reply reports success.
         forgetful(url, 2, port),
     ):
         assert run.wait(900) == 2, said(tmp_path)
@@ -159,7 +170,7 @@ def test_a_server_that_keeps_its_weights_ends_the_run_by_name(tmp_path, model, r
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-# No answer within five seconds, where five minutes are given.
+# Runs training with a timeout of 5 seconds instead of 5 minutes.
 HASTY = """
 import runpy, sys
 from bacr_client import server

@@ -1,4 +1,4 @@
-"""Engines and servers for a CPU, small enough for a test."""
+"""Starts vLLM engines and servers on a CPU that are small enough for a test."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# One process, one small cache, no kernels but Triton's interpreted ones.
+# One process, a small KV cache, and no kernels except Triton's, which run in its interpreter.
 ENGINE = {
     "max_model_len": 512,
     "max_num_seqs": 16,
@@ -31,7 +31,7 @@ OPTIONS = [
 
 @contextlib.contextmanager
 def engine_of(folder, **how):
-    """An engine in this process."""
+    """Starts an engine in this process, and shuts it down at the end of the block."""
     from vllm import LLM
 
     positions = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
@@ -46,7 +46,7 @@ def engine_of(folder, **how):
 
 
 def free_port():
-    """A port that nobody listens on."""
+    """Returns a port that is not in use."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -54,7 +54,11 @@ def free_port():
 
 @contextlib.contextmanager
 def forgetful(url, loads, port):
-    """Stands before a server; hands on all but orders to read weights after the first `loads`."""
+    """Runs a proxy in front of a server that stops loading weights after `loads` requests.
+
+    The proxy forwards every other request. It replies to further requests to load weights with
+    success, but does not forward them.
+    """
 
     class Between(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -79,7 +83,7 @@ def forgetful(url, loads, port):
                 self.answer(error.code, error.read())
 
         def answer(self, status, raw):
-            # Its end is the line's.
+            # Without Content-Length, the body ends when the connection is closed.
             self.send_response(status)
             self.end_headers()
             self.wfile.write(raw)
@@ -98,7 +102,7 @@ def forgetful(url, loads, port):
 
 @contextlib.contextmanager
 def server_of(folder, log, *options, port=None):
-    """A server in a process of its own, to which weights can be sent; gives its address."""
+    """Starts a server in a new process, to which weights can be sent, and yields its URL."""
     port = port or free_port()
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"]

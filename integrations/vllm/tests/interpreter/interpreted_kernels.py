@@ -1,8 +1,11 @@
-"""Triton's interpreter for a CPU, many times as fast.
+"""Makes Triton's CPU interpreter many times faster.
 
-What it does again at each call is done once, and kernels of a step of decoding run over their whole
-grid at once, in numpy, by the interpreter's own operations: the same bits (test_offline.py).
-Functions over a grid take a kernel's arguments by name, and say whether this was a case of theirs.
+The interpreter patches Triton's language at each call; here this happens only once. The kernels of
+a decoding step run over the whole grid at once in NumPy, with the same operations as in the
+interpreter, so that the results are equal bit for bit (test_offline.py).
+
+Each function in `WHOLE` replaces one kernel. It takes a dict of the kernel's arguments by name. It
+returns True if it has run the kernel, and False if it does not support these arguments.
 """
 
 import ctypes
@@ -14,26 +17,29 @@ from triton.runtime import interpreter
 
 
 class Driver:
-    """The one that is there."""
+    """Driver of the CPU backend, which is always active."""
 
     @staticmethod
     def is_active():
-        """As Triton asks it."""
+        """Returns True. Triton calls this to select the driver."""
         return True
 
 
 class Patched:
-    """Triton's language stays patched; there is nothing to restore."""
+    """Scope of a patch that is never undone, because Triton's language stays patched."""
 
     def restore(self):
-        """As the interpreter asks for it."""
+        """Does nothing. The interpreter calls this after each kernel."""
 
 
 patch, patched = interpreter._patch_lang, set()
 
 
 def patch_once(kernel):
-    """Replaces functions of Triton's language by the interpreter's, as it does at each call."""
+    """Replaces Triton's language functions by the interpreter's functions on the first call.
+
+    The original function does this at each call.
+    """
     languages = (interpreter.tl, interpreter.tl.core)
     found = frozenset(id(value) for value in kernel.__globals__.values() if value in languages)
     if found not in patched:
@@ -43,7 +49,7 @@ def patch_once(kernel):
 
 
 def hashed(h, key):
-    """One round of murmur3 over uint32."""
+    """Computes one round of the murmur3 hash on uint32."""
     key = key * np.uint32(0xCC9E2D51)
     key = (key << 15 | key >> 17) * np.uint32(0x1B873593)
     h = h ^ key
@@ -51,7 +57,10 @@ def hashed(h, key):
 
 
 def uniform(seed, pos, token):
-    """Of the open interval from 0 to 1, float32, shaped as its arguments' product."""
+    """Returns float32 random numbers in the open interval (0, 1).
+
+    The shape is the broadcast shape of the arguments.
+    """
     h = np.zeros_like(seed, np.uint32)
     for word in (seed, seed >> 32, pos, token):
         h = hashed(h, (word & 0xFFFFFFFF).astype(np.uint32))
@@ -64,7 +73,7 @@ def uniform(seed, pos, token):
 
 
 def log1p_of_negative(value):
-    """log(1 - value) for values of 0 to 1."""
+    """Computes log(1 - value) for values from 0 to 1."""
     one, sum_ = np.float32(1), np.float32(1 / 8)
     for n in range(7, 0, -1):
         sum_ = np.float32(1 / n) + value * sum_
@@ -73,7 +82,7 @@ def log1p_of_negative(value):
 
 
 def gumbel(a):
-    """A token for each row: the largest logit after temperature and noise."""
+    """Samples a token for each row: the argmax of the logits after temperature and Gumbel noise."""
     if a["IS_DRAFTING"] or a["USE_FP64"] or a["logits_cache_ptr"] is not None:
         return False
     rows = a["expanded_idx_mapping_ptr"].numpy().astype(np.int64)
@@ -95,7 +104,7 @@ def gumbel(a):
 
 
 def log_softmax(a):
-    """log pi of given tokens, all in float32."""
+    """Computes the log-probabilities of given tokens in float32."""
     logits = a["logits_ptr"].numpy().astype(np.float32)
     largest = logits.max(1, keepdims=True)
     width = -(-logits.shape[1] // a["BLOCK_SIZE"]) * a["BLOCK_SIZE"]
@@ -110,7 +119,7 @@ def log_softmax(a):
 
 
 def ranks(a):
-    """How many tokens are at least as likely as a given one."""
+    """Counts the tokens that are at least as likely as the given token of each row."""
     logits = a["logits_ptr"].numpy()
     chosen = np.take_along_axis(logits, a["token_ids_ptr"].numpy()[:, None], 1)
     a["output_ptr"].numpy()[:] = (logits >= chosen).sum(1)
@@ -118,7 +127,7 @@ def ranks(a):
 
 
 def positions(a):
-    """Each token's position, and each row's length with it."""
+    """Computes the position of each new token, and the length of each row with these tokens."""
     start, computed = queries(a), a["num_computed_tokens_ptr"].numpy()[a["idx_mapping_ptr"].numpy()]
     new = np.diff(start)
     lengths = a["seq_lens_ptr"].numpy()
@@ -130,12 +139,12 @@ def positions(a):
 
 
 def queries(a):
-    """Where each row's tokens begin, and where the last one's end."""
+    """Returns the start offset of each row's tokens, followed by the end offset of the last row."""
     return a["query_start_loc_ptr"].numpy()[: len(a["idx_mapping_ptr"]) + 1].astype(np.int64)
 
 
 def last_tokens(a):
-    """What was sampled last is what is read next, one logit a row."""
+    """Sets each row's last sampled token as its next input token, with one logit per row."""
     rows, ends = a["idx_mapping_ptr"].numpy(), queries(a)[1:]
     first = a["cu_num_logits_ptr"].numpy()[: len(rows) + 1]
     if a["NUM_NEW_SAMPLED_TOKENS"] != 1 or (np.diff(first) != 1).any():
@@ -148,7 +157,7 @@ def last_tokens(a):
 
 
 def sampled(a):
-    """How many tokens each row has drawn: none while its prompt is read."""
+    """Computes the number of sampled tokens of each row, which is 0 during prefill."""
     rows = a["idx_mapping_ptr"].numpy()
     prefills = a["seq_lens_ptr"].numpy()[: len(rows)] < a["prefill_len_ptr"].numpy()[rows]
     drawn = np.where(prefills, 0, a["num_sampled_ptr"].numpy()[: len(rows)])
@@ -159,7 +168,7 @@ def sampled(a):
 
 
 def update(a):
-    """What was drawn joins its row; at most one token each."""
+    """Appends the sampled token to each row. Rows have at most one sampled token."""
     rows, drawn = a["idx_mapping_ptr"].numpy(), a["num_sampled_ptr"].numpy()
     if (rows < 0).any() or drawn.max() > 1:
         return False
@@ -176,14 +185,14 @@ def update(a):
 
 
 def blocks(pointers, rows, a):
-    """The first rows of a table of blocks, (rows, blocks), known by its address."""
+    """Returns the first rows of a block table as an array (rows, blocks), given its address."""
     shape = (rows, int(a["block_table_strides"][0]))
     whole = (ctypes.c_int32 * (shape[0] * shape[1])).from_address(int(pointers[0]))
     return np.frombuffer(whole, np.int32).reshape(shape)
 
 
 def block_tables(a):
-    """The rows of a step, side by side."""
+    """Copies the block table rows of a step's requests into consecutive rows."""
     rows = a["batch_idx_to_req_idx"].numpy()
     if a["grid"] != (1, a["num_reqs"]):
         return False
@@ -195,7 +204,7 @@ def block_tables(a):
 
 
 def slots(a):
-    """Where each token's keys and values go."""
+    """Computes the slot in the KV cache for the keys and values of each token."""
     rows = a["idx_mapping"].numpy()
     plain = a["grid"][0] == 1 and a["CP_SIZE"] == 1 and bool(a["slot_mapping_enabled"][0])
     if not plain or (rows < 0).any():
@@ -224,7 +233,11 @@ run = interpreter.InterpretedFunction.run
 
 
 def run_whole(self, *args, grid, warmup, **kwargs):
-    """A kernel over its grid: at once, where it has such a function and this is its plain case."""
+    """Runs a kernel over its grid.
+
+    If `WHOLE` has a function that supports the arguments, the whole grid runs at once. Otherwise
+    Triton's interpreter runs the kernel.
+    """
     whole = WHOLE.get(self.fn.__name__)
     if whole and not warmup:
         known = {name: value for name, value in kwargs.items() if name in self.arg_names}
