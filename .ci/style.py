@@ -56,7 +56,7 @@ Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class Counts:
-    """What was counted in the files of a package.
+    """Counts over the files of a package.
 
     Attributes:
       code: lines that are neither blank, comment nor docstring.
@@ -91,7 +91,7 @@ class Counts:
 
 
 def measure_file(path: Path, name: str, counts: Counts) -> None:
-    """Adds what a Python file holds to the counts; `name` is the file's name in places."""
+    """Adds the counts of a Python file. `name` is the file's name in places."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     docstrings = list(docstrings_of(tree))
@@ -191,7 +191,7 @@ def risen(figures: dict[str, dict[str, float]], recorded: dict[str, dict[str, fl
 def lowered(
     figures: dict[str, dict[str, float]], recorded: dict[str, dict[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Returns the record of the figures that are over their limits, none above the old record."""
+    """Returns the record of the figures over their limits, none of them above the old record."""
     record = {}
     for package, values in figures.items():
         old = recorded.get(package, {})
@@ -201,7 +201,7 @@ def lowered(
 
 
 def print_table(packages: dict[str, Counts]) -> None:
-    """Prints every figure by package; those over their limit are marked."""
+    """Prints every figure by package, and marks figures over their limit with `!`."""
     figures = {package: counts.figures() for package, counts in packages.items()}
     print(f"{'':38}{'limit':>7}" + "".join(f"{package[5:]:>9}" for package in figures))
     for name, limit in LIMITS.items():

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Counts how far the config reaches into the code: functions that take it, and its reader's walk.
+"""Measures how much of the code depends on the config: functions that take it, and a reader's walk.
 
     .ci/walks.py             print the counts
     .ci/walks.py --list      also print the functions, and the files of the walk in order
 
 Functions that take the config: functions and methods of src with a parameter whose annotation names
-`Config`, the whole config. Sections such as `DataConfig` and the records of rooms do not count.
+`Config`, the whole config. Sections such as `DataConfig` and the settings of rooms do not count.
 
-The walk of the config: a reader starts at `bacr_jax.train.main`, reads a function from top to
-bottom, and enters every function of src that is named there and takes or returns a `Config` or one
-of its sections, once, before reading on. A class is entered at its `__init__`, which then leads to
-the methods of the class that it names. A *file* of the walk is a file with a function that was
-entered. A *return* is an entry into a file that the walk had entered before and left since.
+The walk of the config simulates a reader who starts at `bacr_jax.train.main`. The reader reads each
+function from top to bottom. If the function names another function of src that takes or returns a
+`Config` or one of its sections, the reader enters that function before reading on. Each function is
+entered only once. A class is entered at its `__init__`, which leads to the methods of the class
+that it names. A *file* of the walk is a file with a function that was entered. A *return* is an
+entry into a file that the walk had entered before and left since.
 
 Standard library only.
 """
