@@ -5,8 +5,8 @@
 The ratio is the speed of NEW divided by the speed of OLD, so that more than 1 is better. Its 95 %
 interval is a bootstrap over the rounds. A verdict is `better` or `worse` only if the whole interval
 is on one side of 1 and the ratio differs from 1 by more than the tolerance. Counted values are
-compared exactly. Ratios of two measurements that one record contains are not compared, because
-their two sides are.
+compared exactly. The ratios within a record are not compared, because the two measurements of each
+ratio are compared.
 
 Exit code: 0 if nothing is worse, 1 if a measurement is worse, 2 if the records cannot be compared:
 another benchmark, other settings, or another machine without `--other-machine`.
@@ -35,10 +35,10 @@ def parse() -> argparse.Namespace:
 
 
 def check_comparable(old: Mapping[str, Any], new: Mapping[str, Any], any_machine: bool) -> None:
-    """Checks that two records measure the same on the same machine.
+    """Checks that two records are of the same measurement on the same machine.
 
     Raises:
-      ValueError: they do not.
+      ValueError: they are not.
     """
     for name in ("benchmark", "settings"):
         if old[name] != new[name]:

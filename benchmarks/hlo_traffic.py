@@ -109,7 +109,7 @@ def _dims(shape: str) -> tuple[str, list[int]]:
 
 
 def _closing(text: str) -> int:
-    """Place of the bracket that closes an argument list already open."""
+    """Returns the index of the bracket that closes an argument list that is already open."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -163,7 +163,7 @@ class Program:
             elif one.opcode == "call":
                 yield from self._kernels(called[1], times, loop)
             elif one.opcode == "conditional":
-                # Of a conditional, counts the branch with the most bytes.
+                # For a conditional, counts the branch with the most bytes.
                 names = re.findall(r"%([\w.\-]+)", one.attributes.partition("branch")[2])
                 ways = [
                     list(self._kernels(way, times, loop))

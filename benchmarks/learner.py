@@ -15,9 +15,8 @@ Three measurements:
 
 The last line is one JSON object: one_pass_vs_separate (separate time / one-pass time),
 arithmetic_ratio (separate operations / one-pass operations, the upper bound of the speedup if both
-run at the same FLOP rate),
-logprob_memory_ratio (chunked / full), tokens_per_s (positions of the one-pass gradient, or of the
-update on a GPU), and on a GPU mfu.
+run at the same FLOP rate), logprob_memory_ratio (chunked / full), tokens_per_s (positions of the
+one-pass gradient, or of the update on a GPU), and on a GPU mfu.
 """
 
 import argparse

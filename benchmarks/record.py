@@ -1,8 +1,8 @@
 """Writes the measurements of a benchmark to a JSON file, and reads such files.
 
 Every benchmark with the option `--record FILE` calls `write`. `compare.py` compares two files, and
-docs/make_performance.py makes the tables of docs/performance.md from benchmarks/baselines/*.json.
-This module measures nothing. Standard library only.
+docs/make_performance.py writes the tables of docs/performance.md from benchmarks/baselines/*.json.
+This module does not measure anything. Standard library only.
 
 A file contains the benchmark's name and settings, the date, the commit, the machine, the versions
 of the packages, and for each measurement its values with their median and quartiles. A ratio names
@@ -25,9 +25,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("bacr_jax", "jax", "jaxlib", "numpy", "torch", "transformers", "trl")
-# Options that place files or select an environment. They do not change what is measured.
+# Options that select files or an environment. They do not affect the measurement.
 NOT_SETTINGS = ("record", "out", "folder", "ours", "trl", "run", "python", "on_demand")
-# A bootstrap interval of a median needs some values; with fewer there is a ratio only.
+# Minimum number of values for a bootstrap interval of a median. With fewer, only the ratio is
+# computed.
 FEWEST_VALUES = 5
 RESAMPLES = 2000
 
@@ -79,7 +80,7 @@ def measurement(
 
 
 def seconds(times: Mapping[str, Sequence[float]], part: str = "") -> dict[str, dict[str, Any]]:
-    """Returns measurements of seconds, whose names begin with the name of a part."""
+    """Returns measurements of seconds, with the name of a part at the beginning of their names."""
     prefix = f"{part}, " if part else ""
     return {f"{prefix}{name}": measurement(values) for name, values in times.items()}
 
@@ -94,7 +95,7 @@ def write(
     Args:
       arguments: the benchmark's command line; its options become the settings of the record.
       measurements: results of `measurement` by name.
-      ratios: for each ratio, the measurements above and below the fraction bar.
+      ratios: for each ratio, the names of the numerator and the denominator.
     """
     if arguments.record is None:
         return
@@ -116,7 +117,7 @@ def write(
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options that define what is measured; a path is reduced to its last part."""
+    """Returns the options that affect the measurement. Of a path, only the last part is kept."""
     options = {}
     for name, value in vars(arguments).items():
         if name not in NOT_SETTINGS:
@@ -125,7 +126,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def commit() -> dict[str, Any]:
-    """Returns the commit of this clone, and whether tracked files differ from it."""
+    """Returns the commit of this clone, and True if tracked files differ from it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]

@@ -39,8 +39,9 @@ from bacr_study.failures import changes_of
 # Alarms that indicate that the policy is collapsing. All other alarms concern the grader, the
 # machine or the questions.
 OF_RUIN = {"closed_answers", "repetition", "one_sided", "update_kl", "collapse", "evaluation"}
-# Metrics that a cell's training curve contains, by their name in the curve. The mean reward stands
-# for the accuracy, because the alarm `collapse` compares it only with its own best value.
+# Metrics that a cell's training curve contains, by their name in the curve. The mean reward is used
+# instead of the accuracy, because the alarm `collapse` compares this metric only with its own best
+# value.
 _OF_CURVE = {
     "reward": "reward/cut_1",
     "closed_answers": "rollout/closed_answers",

@@ -1,7 +1,7 @@
 """Measures the throughput of rollouts, compared with transformers and with simpler schedulers.
 
     python benchmarks/rollout.py [--rounds 5] [--record FILE]  CPU, one thread on each side
-    python benchmarks/rollout.py --model FOLDER               CPU, (a) alone, on these weights
+    python benchmarks/rollout.py --model FOLDER               CPU, only (a), on these weights
     python benchmarks/rollout.py --preset qwen2.5-1.5b        GPU, bfloat16, random weights
 
 On a CPU, three comparisons run on the same weights. Both sides are warmed up, and the results are
@@ -185,7 +185,7 @@ def cpu_world(arguments, folder):
 
 
 def against_transformers(arguments, world, folder):
-    """Comparison (a): rows of a fixed length, against transformers."""
+    """Runs comparison (a): rows of a fixed length, compared with transformers."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
@@ -242,7 +242,7 @@ def against_transformers(arguments, world, folder):
 
 
 def against_static_batches(arguments, world):
-    """Comparison (b): budgets of different lengths, against static batches without refill."""
+    """Runs comparison (b): different budgets, compared with static batches without refill."""
     import jax
     import numpy as np
 
@@ -295,7 +295,7 @@ def against_static_batches(arguments, world):
 
 
 def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
-    """Comparison (c): answers at M cuts on a shared cache, against prefilling each prefix again."""
+    """Runs comparison (c): answers at M cuts on a shared cache, compared with prefilling again."""
     import jax
     import numpy as np
 

@@ -1,13 +1,14 @@
 """Runs GRPO steps with TRL. `step_beside_trl.py` starts it in an environment with TRL.
 
-    python benchmarks/step_trl.py --make FOLDER        a small model and prompts
-    python benchmarks/step_trl.py --make FOLDER --model MODEL    prompts for a model that is there
+    python benchmarks/step_trl.py --make FOLDER
+    python benchmarks/step_trl.py --make FOLDER --model MODEL
     python benchmarks/step_trl.py --model FOLDER/model --prompts FOLDER/prompts.jsonl
 
-The script runs one step for each line on stdin, and prints the seconds of the step. The settings
-are the same as in `step.py`: float32, 8 prompts of 32 tokens, 8 responses of exactly 128 tokens per
-prompt, one AdamW update with gradients clipped at 1, and no KL term. The reward has no meaning, but
-it differs between responses.
+The first command writes a small model and prompts. The second one only writes prompts, for an
+existing model. The third one runs one step for each line on stdin, and prints the seconds of the
+step. The settings are the same as in `step.py`: float32, 8 prompts of 32 tokens, 8 responses of
+exactly 128 tokens per prompt, one AdamW update with gradients clipped at 1, and no KL term. The
+reward has no meaning, but it differs between responses.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the first table of docs/performance.md on this machine. Runs the scripts of its rows one
+# Measures the rows of the first table of docs/performance.md on this machine. Runs their scripts one
 # after the other on cores 0 and 1.
 #
 #   benchmarks/two_cores.sh [--dry-run] [--out DIR]

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains a Qwen2.5 of half a billion parameters on GSM8K under token budgets, on two CPU cores or on one GPU. Evaluates
-# the model as it is, warms it up, trains it with bacr-robust, measures whether it uses its budget and what it saves
-# compared with truncating the model as it is, exports it, and asks the exported folder in plain transformers.
-# Not run yet: docs/recipes.md.
+# Trains a Qwen2.5 with half a billion parameters on GSM8K under token budgets, on two CPU cores or on one GPU.
+# Evaluates the original model, warms it up, and trains it with bacr-robust. Then measures whether the trained model
+# uses its budget, and how much it saves compared with truncating the original model. Exports the trained model, and
+# generates answers in plain transformers. This recipe has not been run yet (docs/recipes.md).
 #
 #   recipes/qwen2.5-0.5b-gsm8k.sh [--dry-run] [--model FOLDER-OR-NAME] [--gpu] [--out DIR] [key.sub=value ...]
 #
 #   --dry-run  print the commands that would run, and do nothing
-#   --model    a Hugging Face folder, or the name of a model of the hub; Qwen/Qwen2.5-0.5B-Instruct by default
-#   --gpu      16-bit weights and products, for one GPU with 24 GB; otherwise for two CPU cores with 24 GB
+#   --model    a Hugging Face folder, or the name of a model on the hub; Qwen/Qwen2.5-0.5B-Instruct by default
+#   --gpu      use 16-bit weights and products, for one GPU with 24 GB; the default is for two CPU cores with 24 GB
 #   --out      a new folder, runs/recipe-qwen2.5-0.5b-gsm8k by default; needs 30 GB
 # All other arguments are overrides of the training config, such as data.dir=DIR. An interrupted recipe continues where
 # it stopped. Needs the extra parity (torch) for the last step.
@@ -36,7 +36,7 @@ if [ "$gpu" = 1 ]; then
   arithmetic=(model.compute_dtype=bfloat16 model.product_dtype=null)
   learner=(train.padding_free=false train.micro_batch_tokens=null train.micro_batch_rows=16)
 fi
-# A folder of its own, so that a name of the hub is downloaded once.
+# A model on the hub is downloaded once, to the hub's cache.
 download=()
 [ -d "$model" ] || download=(--download)
 data=data
@@ -50,7 +50,8 @@ train=(--config qwen2.5-0.5b-gsm8k "output.dir=$out/run" "model.path=$model" "${
 
 [ -e "$data/gsm8k/train.jsonl" ] || step bacr data --prepare "$data"
 step bacr train --check "${train[@]}" ${download[@]+"${download[@]}"}
-# The model as it is, truncated at every 32 tokens: what a smaller budget gives without training.
+# Evaluates the original model with truncation at every 32 tokens. This is the accuracy at smaller budgets without
+# training.
 step bacr evaluate --model "$model" ${download[@]+"${download[@]}"} --data gsm8k:gsm8k/test.jsonl --budgets 320 \
   --every 32 --size 500 --seed 0 --name "as it is" --out "$out/before" "${prompts[@]}" "${arithmetic[@]}"
 step bacr train "${train[@]}" ${download[@]+"${download[@]}"}

@@ -201,7 +201,7 @@ def test_processes_that_differ_are_refused_by_name_before_they_train(tmp_path, k
         _, err = finish(process, code=2)
         line = [line for line in err.splitlines() if line.startswith("error: process 1 on ")]
         assert len(line) == 1 and "Traceback" not in err, err[-2000:]
-        assert f"differs in {key} (" in line[0] if key else "own.jsonl" in line[0]
+        assert f"because these differ: {key} (" in line[0] if key else "own.jsonl" in line[0]
     assert not (tmp_path / "run").exists()
 
 

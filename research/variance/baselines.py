@@ -42,8 +42,7 @@ class Groups(Rollouts):
 
     Attributes:
       values: predicted outcomes, keyed by the name of the predictor. No predictor has been fitted
-      to
-        these traces.
+        to these traces.
       weighted: error of the oracle's return for each segment. It is the mean over the question's
         traces outside the group, weighted by the squared norms of their scores.
     """

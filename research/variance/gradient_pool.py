@@ -124,8 +124,7 @@ class Pool(Drawn):
       gram: inner products of the scores of all segments in each cell.
       with_answers: indices of the cells for which the scores of the answers are available too.
       answer_gram: for these cells, inner products of the scores of the segments and of the vectors
-      x
-        and y of every cut (`answer_weights`).
+        x and y of every cut (`answer_weights`).
     """
 
     cell_questions: Int[np.ndarray, " C"]

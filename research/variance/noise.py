@@ -91,8 +91,7 @@ class Noise:
       shared: <E estimate, g>, where g is the estimate of the reference arm on different groups.
       signal: |g|^2.
       parts: <g_v, g>, the contribution of each score to the signal.
-      factors: exact factors in E estimate = sum_v factors_v g_v; NaN for arms without exact
-      factors.
+      factors: exact factors in E estimate = sum_v factors_v g_v, or NaN for arms without them.
     """
 
     questions: Int[np.ndarray, "Q"]

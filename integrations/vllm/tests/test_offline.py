@@ -182,9 +182,9 @@ BAD = [-1, 8.5, 8.0, True, "8", "high", 2**31, 10**6, [8]]
 def test_bad_budgets_are_refused_by_the_name_of_the_field(served):
     _, _, llm = served
     for bad in BAD:
-        with pytest.raises(VLLMValidationError, match="budget: found"):
+        with pytest.raises(VLLMValidationError, match="budget: "):
             greedy(llm, [([7, 8], bad)])
-        with pytest.raises(ValueError, match="budget: found"):
+        with pytest.raises(ValueError, match="budget: "):
             generate_within(llm, [[7, 8], [7, 8]], bad)
     for bad in (-1, 1.5, "3", True):
         params = SamplingParams(max_tokens=1, extra_args={"response_from": bad})
