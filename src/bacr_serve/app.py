@@ -278,9 +278,7 @@ class _GenerationResponse(Response):
             return
         except Exception:
             _LOG.exception("a request failed")
-            error = RequestError(
-                500, "server: an internal error occurred; see the log of the server for the details"
-            )
+            error = _internal_error()
         if self._has_started:
             await _send_event(send, error.body(), more=False)
         else:
@@ -387,10 +385,13 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    return error_response(
-        RequestError(
-            500, "server: an internal error occurred; see the log of the server for the details"
-        )
+    return error_response(_internal_error())
+
+
+def _internal_error() -> RequestError:
+    """Returns the error for a fault of the server itself, whose cause is only in its log."""
+    return RequestError(
+        500, "server: an internal error occurred; see the log of the server for the details"
     )
 
 
