@@ -8,6 +8,10 @@ it started from; arms are not compared with each other.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import binomtest
+
 from bacr_jax.evaluation.decline import (
     ACCURACY,
     CLOSED,
@@ -18,6 +22,9 @@ from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.cells import Cell, Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import clopper_pearson_interval
+
+# Largest probability, for a policy that training does not change, that its losses are called shown.
+SHOWN_LEVEL = 0.025
 
 
 class Change(NamedTuple):
@@ -30,6 +37,7 @@ class Change(NamedTuple):
       before: the value for the policy that the run started from, in [0, 1].
       after: the value for the trained policy, in [0, 1].
       failed: True if the change counts as a failure of the run.
+      shown: True if the loss is larger than sampling error explains, see `changes_of`.
     """
 
     budget: str
@@ -37,12 +45,17 @@ class Change(NamedTuple):
     before: float
     after: float
     failed: bool
+    shown: bool
 
 
 def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Iterator[Change]:
     """Compares a trained run with the policy that it started from at each budget.
 
-    `bacr_jax.evaluation.decline` defines which changes count as a failure.
+    `bacr_jax.evaluation.decline` defines which changes count as a failure. Its intervals ignore the
+    sampling error of the trained policy, so a policy that training does not change also fails in
+    about one of ten comparisons at each budget. A loss of accuracy is therefore called shown only
+    if a one-sided exact sign test over the problems has p < `SHOWN_LEVEL` / number of budgets. A
+    loss of closed answers is shown if it counts as a failure.
 
     Args:
       cell: the cell of the trained run.
@@ -54,10 +67,12 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
       The change of the accuracy and of the fraction of closed answers at each budget. Budgets that
       are missing in either cell are skipped.
     """
-    for budget, after in cell.sets.get(name, {}).get(mode, {}).items():
+    by_budget = cell.sets.get(name, {}).get(mode, {})
+    for budget, after in by_budget.items():
         entry = before.entry(name, mode, budget)
         verdicts = before.rates(name, mode, budget)
-        if entry is None or verdicts is None:
+        verdicts_after = cell.rates(name, mode, budget)
+        if entry is None or verdicts is None or verdicts_after is None:
             continue
         problems = len(verdicts)
         accuracy_before = entry["accuracy"]
@@ -68,16 +83,36 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
             before=accuracy_before,
             after=accuracy_after,
             failed=accuracy_declined(accuracy_before, accuracy_after, problems),
+            shown=loss_p(verdicts, verdicts_after) < SHOWN_LEVEL / len(by_budget),
         )
         closed_before = 1.0 - entry["no_answer_share"]
         closed_after = 1.0 - after["no_answer_share"]
+        stopped_closing = closed_answers_declined(closed_before, closed_after, problems)
         yield Change(
             budget=budget,
             measure=CLOSED,
             before=closed_before,
             after=closed_after,
-            failed=closed_answers_declined(closed_before, closed_after, problems),
+            failed=stopped_closing,
+            shown=stopped_closing,
         )
+
+
+def loss_p(before: Float[np.ndarray, "n"], after: Float[np.ndarray, "n"]) -> float:
+    """Returns the one-sided p-value of the exact sign test for a loss on the same problems.
+
+    Of the problems whose fraction of correct samples changed, each is lost or won with probability
+    1/2 if training changed nothing. The p-value is the probability of at least as many lost ones.
+
+    Args:
+      before: fraction of correct samples of each problem before training, in [0, 1].
+      after: the same after training.
+    """
+    lost = int((after < before).sum())
+    changed = int((after != before).sum())
+    if changed == 0:
+        return 1.0
+    return float(binomtest(lost, changed, alternative="greater").pvalue)
 
 
 def _policy_before(run: Cell, untrained: Sequence[Cell], task: Task) -> Cell | None:
@@ -104,6 +139,7 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     Returns:
       A record for each variant with at least one such run:
         runs, failed: the number of runs, and how many of them failed.
+        shown: the number of runs with a shown loss.
         low, high: the Clopper-Pearson interval of the failure probability.
         failures: records with `seed`, `budget`, `measure`, `before` and `after`.
         worst: the record of the largest loss of accuracy over all runs and budgets.
@@ -126,12 +162,14 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
             continue
         failures = [(seed, change) for seed, change in changes if change.failed]
         failed = len({seed for seed, _ in failures})
+        shown = len({seed for seed, change in changes if change.shown})
         low, high = clopper_pearson_interval(failed, len(runs))
         accuracies = [pair for pair in changes if pair[1].measure == ACCURACY]
         worst = min(accuracies, key=lambda pair: pair[1].after - pair[1].before)
         rates[variant.key] = {
             "runs": len(runs),
             "failed": failed,
+            "shown": shown,
             "low": low,
             "high": high,
             "failures": [_record(*pair) for pair in failures],

@@ -214,6 +214,11 @@ def failure_share_item(rate: Mapping[str, Any]) -> Item:
     return Shown(f"{share:.1f} [{low:.1f}, {high:.1f}]", (share, low, high))
 
 
+def shown_losses_item(rate: Mapping[str, Any]) -> Item:
+    """Formats the number of runs whose loss is larger than sampling error, such as `1 of 6`."""
+    return Shown(f"{rate['shown']} of {rate['runs']}", (rate["shown"],))
+
+
 def loss_text(change: Mapping[str, Any]) -> str:
     """Describes a change of accuracy, such as `55.8 to 0.0 at 48, seed 2`."""
     before = 100 * change["before"]

@@ -209,6 +209,7 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
                 task.label,
                 items.failed_item(rate),
                 items.failure_share_item(rate),
+                items.shown_losses_item(rate),
                 items.loss_text(rate["worst"]),
             ]
             rows.append(row)
@@ -216,14 +217,16 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
         return
     yield Table(
         "Failed runs",
-        ["method", "task", "failed", "share that fails", "largest loss"],
+        ["method", "task", "failed", "share that fails", "shown", "largest loss"],
         rows,
         words=2,
         caption="A run has failed if, for greedy answers at some budget, its accuracy is below the "
         f"95 % Wilson interval of the accuracy before training ({study.arm(study.before).name}), "
         "or less than 95 % of its answers are closed and this share is below the interval of the "
-        "share before. Share: in %, with its 95 % Clopper-Pearson interval. Largest loss: the "
-        "budget and run that lost most, accuracy in % before and after.",
+        "share before. Share: in %, with its 95 % Clopper-Pearson interval. Shown: runs with a "
+        "loss beyond sampling error, by a one-sided exact sign test over the same problems (p < "
+        ".025 / number of budgets at some budget), or that stop closing their answers. Largest "
+        "loss: the budget and run that lost most, accuracy in % before and after.",
         name="failures",
     )
 

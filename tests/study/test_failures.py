@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from scipy.stats import binom
 
 from bacr_study.cells import Grid, correct_digits
-from bacr_study.failures import ACCURACY, CLOSED, changes_of, failure_rates
+from bacr_study.failures import ACCURACY, CLOSED, changes_of, failure_rates, loss_p
 from bacr_study.results import build_results
 from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import clopper_pearson_interval
@@ -66,6 +67,32 @@ def test_closed_answers_fail_below_95_percent_unless_they_were_so_before():
     assert len(failures(cell("anytime", 0, unanswered=0.18), incomplete)) == 5
 
 
+def test_the_sign_test_of_a_loss():
+    # Of four problems that changed, all four were lost: (1/2)^4; three of four: 5 / 16.
+    before = np.array([1, 1, 1, 1, 0, 0, 1])
+    assert loss_p(before, np.array([0, 0, 0, 0, 0, 0, 1])) == pytest.approx(1 / 16)
+    assert loss_p(before, np.array([0, 0, 0, 1, 1, 0, 1])) == pytest.approx(5 / 16)
+    assert loss_p(before, before) == 1.0
+    # Fractions of several samples count by their sign.
+    assert loss_p(np.array([0.5, 0.75]), np.array([0.25, 0.0])) == pytest.approx(1 / 4)
+
+
+def test_a_loss_is_shown_by_problems_and_not_by_the_interval():
+    # The five budgets share a level of .025, so each has .005: (1/2)^8 < .005 < (1/2)^7.
+    before = cell("cot", 0)
+    for right, shown in ((43, False), (42, True)):
+        losses = list(changes_of(cell("anytime", 0, at_16=right), before, "test"))
+        assert [change.budget for change in losses if change.shown] == ["16"] * shown
+        assert not any(change.failed for change in losses)
+    # Ten problems lost and nine won: more changed, and the loss is not shown.
+    mixed = cell("anytime", 0)
+    for entry in mixed.sets["test"]["greedy"].values():
+        entry["correct"] = correct_digits([0] * 10 + [1] * 49 + [0] * 41)
+    assert not any(change.shown for change in changes_of(mixed, before, "test"))
+    unclosed = changes_of(cell("anytime", 0, unanswered=0.06), before, "test")
+    assert all(change.shown == (change.measure == CLOSED) for change in unclosed)
+
+
 def grid(*cells):
     return Grid(STUDY, {one.id: one for one in cells})
 
@@ -81,6 +108,7 @@ def test_runs_count_once_however_many_budgets_fail():
     assert set(rates) == {"anytime", "bacr_paper"}
     assert (rates["anytime"]["failed"], rates["anytime"]["runs"]) == (0, 2)
     bacr = rates["bacr_paper"]
+    assert (rates["anytime"]["shown"], bacr["shown"]) == (0, 2)
     assert (bacr["failed"], bacr["runs"], len(bacr["failures"])) == (2, 2, 1 + 5)
     worst = {"seed": 0, "budget": "16", "measure": ACCURACY, "before": 0.5, "after": 0.0}
     assert bacr["worst"] == worst
@@ -109,7 +137,7 @@ def test_tables_show_failures_beside_the_means():
     results = build_results({one.id: one for one in cells}, STUDY)
     tables = {table.name: table.markdown() for table in tables_of(results, STUDY)}
     assert "50.0 to 0.0 at 16, seed 0" in tables["failures"]
-    assert "1 of 1 | 100.0 [2.5, 100.0]" in tables["failures"]
+    assert "1 of 1 | 100.0 [2.5, 100.0] | 1 of 1" in tables["failures"]
     accuracy = tables["accuracy"].splitlines()
     assert any("BACR" in line and "1 of 1" in line for line in accuracy)
     assert any("After the warm-up" in line and " - |" in line for line in accuracy)
