@@ -45,7 +45,8 @@ def _memory_in_use() -> int | None:
 def _limits(seconds: float, memory: int) -> Iterator[None]:
     """Limits a `with` block to `seconds` of CPU time and `memory` bytes of additional memory.
 
-    At the time limit, SIGPROF terminates the process. Allocations beyond the memory limit fail.
+    SIGPROF terminates the process when the time is used up. Allocations beyond the memory limit
+    fail.
     """
     used = _memory_in_use()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -41,9 +41,9 @@ def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
 
 @functools.cache
 def _byte_of_char() -> dict[str, int]:
-    """Returns the byte represented by each character of the byte-level alphabet.
+    """Returns the byte that each character of GPT-2's byte-level alphabet represents.
 
-    Printable Latin-1 characters represent themselves. The remaining bytes, in ascending order, are
+    Printable Latin-1 characters represent themselves. The other bytes, in ascending order, are
     represented by the characters from code point 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -194,8 +194,9 @@ def _token_transitions(
     """Runs the byte automaton over the bytes of every token, from every state.
 
     Returns:
-      The state after each token, and the byte offset, relative to the start of the token, at which
-      the match in progress started. A negative offset means that it started in an earlier token.
+      (next state, start) for each state and token. `start` is the offset in bytes, relative to the
+      start of the token, at which the match in progress started. It is negative if the match
+      started in an earlier token.
     """
     lengths = np.array([len(text) for text in texts])
     # Tokens are sorted by descending length, so that the tokens with a byte at a given index come
@@ -226,8 +227,8 @@ def match(table: Automaton, ids: Sequence[int]) -> tuple[int, int]:
     """Runs the automaton over token ids, one token at a time, like a decoding loop.
 
     Returns:
-      Index of the token in which the stop string first ends, and index of the token in which this
-      match started. (-1, -1) if the stop string does not occur.
+      (index of the token in which the stop string first ends, index of the token in which this
+      occurrence starts), or (-1, -1) if the stop string does not occur.
     """
     state = 0
     start = 0
