@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on the weight matrices W of a frozen base model.
 
-    y = x W + (alpha / r) x A B,   W [D, E],   A [D, r],   B [r, E],   r << D, E
+    y = x W + (alpha / r) x A B,   with W [D, E],   A [D, r],   B [r, E]   and rank r
 
 A model with adapters has the parameters of `model.qwen2` and two additional entries:
 

@@ -37,7 +37,7 @@ _MAX_BLOCKS = 8
 
 @pytree
 class Partial:
-    """Attention over one segment, before dividing by the softmax denominator.
+    """Attention of T queries and N heads over one segment, before the softmax division.
 
     Attributes:
       values: sum over keys of exp(score - maximum) * value, fp32.

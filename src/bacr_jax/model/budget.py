@@ -21,9 +21,10 @@ def sinusoids(
     Args:
       budgets: budgets in thinking tokens, at least 0.
       width: dimension D of the code, even. The frequencies are 10000^(-2i/D) for i < D/2.
-      scale: "raw" encodes b itself, as in the paper. "log" encodes 1000 log(1+b)/log(1+b_max), so
-        that equal ratios of budgets have equal distances. "normalised" encodes 1000 b/b_max. With
-        "raw", budgets in the thousands alias at the highest frequencies.
+      scale: "raw" encodes b itself, as in the paper, but the order of budgets in the thousands is
+        lost, because they alias at the highest frequencies. "log" encodes 1000 log(1+b) /
+        log(1+b_max), which spaces equal ratios of budgets evenly. "normalised" encodes 1000 b /
+        b_max.
       b_max: budget that is mapped to 1000 for "log" and "normalised".
 
     Returns:

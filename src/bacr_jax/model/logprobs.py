@@ -132,9 +132,9 @@ logprob_and_entropy.defvjp(_logprob_and_entropy, _logprob_and_entropy_gradient)
 
 
 def score_energy(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Array, "R"]:
-    """Computes the squared norm of the gradient of each token's log-probability by the logits.
+    """Computes the squared norm of the gradient of each token's log-probability (w.r.t. logits).
 
-        1 - 2 p(i) + sum_v p(v)^2,   where p = softmax(scores) and i is the sampled token
+        1 - 2 p(i) + sum_v p(v)^2,   where p = softmax(scores) and i is the row's token in `ids`
 
     The result ranges from 0, for a token with probability 1, to 2.
     """
@@ -205,8 +205,7 @@ def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int 
       chunk: length of a chunk. Arrays that are not longer than this are not split.
 
     Returns:
-      The results, concatenated along `axis`, which is their last axis, and truncated to the length
-      of the inputs.
+      The results, concatenated along their last axis and truncated to the length of the inputs.
     """
     length = inputs[0].shape[axis]
     if length <= chunk:

@@ -219,8 +219,9 @@ class Tree(NamedTuple):
       branches: token ids of the suffix and answer at each cut, right-padded.
       context: number of trunk tokens visible to each branch. The positions of the branch continue
         from there.
-      packing: index m A + a of each branch token to compute, and -1 for unused positions. The
-        tokens of a branch must be contiguous and in order. None computes all M A tokens.
+      packing: flat index m * A + a of each branch token to compute (token a of branch m), and -1
+        for unused positions. The tokens of a branch must be contiguous and in order. None computes
+        all M A tokens.
       lengths: number of real tokens of each trunk. cuDNN does not compute the padding after them.
         If None, outputs are computed at all positions.
     """

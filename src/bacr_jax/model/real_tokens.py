@@ -89,18 +89,18 @@ class RealTokens:
 
     @property
     def row(self) -> Int[Array, " U"]:
-        """Returns the row of each entry."""
+        """Returns the index of each list entry's original row."""
         return self.source // self.slot.shape[1]
 
 
 def _gather_entries(rows: Array, real: RealTokens) -> Array:
-    """Gathers [B, T, ...] into [1, U, ...]."""
+    """Gathers padded rows [B, T, ...] into a list of real tokens [1, U, ...]."""
     flat = rows.reshape(-1, *rows.shape[2:])
     return flat[real.source][None]
 
 
 def _gather_rows(listed: Array, real: RealTokens) -> Array:
-    """Gathers [1, U, ...] into [B, T, ...]."""
+    """Gathers a list of real tokens [1, U, ...] into padded rows [B, T, ...]."""
     return listed[0][real.slot]
 
 

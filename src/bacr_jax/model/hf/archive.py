@@ -105,7 +105,10 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def check_files(folder: str | Path, *, weights: bool = True) -> None:
-    """Verifies the files of a folder against its manifest, if it has one.
+    """Compares the files of a folder with the digests in its manifest, if it has one.
+
+    Args:
+      weights: False to skip weight files, which takes long for large models.
 
     Raises:
       UserError: If a file differs from the manifest.

@@ -80,8 +80,8 @@ _SITE = "after_block"
 # Key of config.json: named budgets.
 LEVELS = "budget_levels"
 
-# Upper bounds of integers, far beyond any existing model. They detect a typing error in config.json
-# at once, before memory is allocated for it.
+# Upper bounds of integers, far beyond any existing model. They detect typing errors in config.json
+# at once. Otherwise, a run could fail only after hours.
 _MAXIMA = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
 _MAXIMUM = 1 << 28
 

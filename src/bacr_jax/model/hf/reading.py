@@ -112,7 +112,7 @@ def _has_equal_rows(lm_head: Header, embed: Header) -> bool:
 
 
 def _check_headers(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
-    """Validates a folder's headers. Returns its model shape, tensors and expected entries."""
+    """Validates a folder, and returns (model configuration, headers, expected tensors)."""
     config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
