@@ -86,7 +86,8 @@ def run_blocks(
 
     Args:
       attend: function that computes the attention of a layer.
-      read: first argument of `attend` for each layer, such as its cache.
+      read: first argument of `attend` for each layer, such as its cache. The shapes must be the
+        same for all layers.
 
     Returns:
       The residual stream, and the cache that `attend` returned for each layer.

@@ -215,7 +215,7 @@ class SlotDecoder:
         slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """Prefills the prompts of one batch of traces, which must have one of the sizes `sizes`.
+        """Prefills the prompts of one batch of traces. The batch size must be in `self.sizes`.
 
         Args:
           rows: the rows of this batch.

@@ -86,9 +86,9 @@ class SampleTraces(Protocol):
 class Fleet:
     """A group of vLLM servers that sample with the same version of the policy.
 
-    A fleet replaces the built-in decoder and implements `SampleTraces`. If a server is lost (it no
-    longer responds), another server samples its unfinished traces again with the same seeds. Lost
-    servers are tried again at the next weight update.
+    A fleet replaces the built-in decoder and implements `SampleTraces`. If a server is lost, for
+    example because it no longer responds, another server samples its unfinished traces again with
+    the same seeds. Lost servers are tried again at the next weight update.
 
     Attributes:
       servers: all servers.

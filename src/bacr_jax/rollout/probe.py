@@ -86,13 +86,13 @@ def evidence_of_stale_weights(
     The result is the log-likelihood ratio of "the server has the previous weights" to "the server
     has the current weights". A token is counted if its log-probability differs between the two
     weights, and if the server's value is more than twice as close to one of them as to the other.
-    The sizes of the distances are not used, so rounding errors can have any size.
+    The sizes of the distances are not used, so the size of rounding errors need not be known.
 
     Args:
       theirs: the server's log-probabilities of the tokens that it sampled.
       ours: log-probabilities of these tokens under the current weights.
       before: log-probabilities of these tokens under the previous weights.
-      bound: entry of `BOUNDS` for the dtype of the server.
+      bound: maximum root mean square difference for the dtype of the server (`BOUNDS`), in nats.
     """
     differs = np.abs(ours - before) > _RESOLUTION * bound
     to_current = np.abs(theirs - ours)

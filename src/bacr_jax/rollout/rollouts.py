@@ -43,8 +43,8 @@ class Rollout:
 
     Attributes:
       trunks: prompts and sampled thinking.
-      branches: sampled answers. With A answers per truncation point, branch m A + a is answer a at
-        truncation point m.
+      branches: sampled answers. With A answers per truncation point, branch m * A + a is answer a
+        at truncation point m.
       counters: statistics by name:
 
         * row_steps: number of decoding steps, summed over slots while thinking is decoded, and over

@@ -164,7 +164,7 @@ class Scheduler:
         return not self.waiting and not self.occupied.any()
 
     def assign(self) -> tuple[np.ndarray, np.ndarray]:
-        """Moves waiting rows (traces) to free decoding slots until either are used up.
+        """Moves as many waiting rows (traces) as possible to free decoding slots.
 
         Returns:
           Indices of the rows, and the slot of each row.

@@ -156,7 +156,7 @@ class RemoteSampling:
 
 
 def without_tag(task_data: TaskData) -> Callable[[Sequence[int]], int]:
-    """Builds `RemoteSampling.without_tag`, which counts the tokens before the closing tag."""
+    """Builds the function `RemoteSampling.without_tag` from the stop string of the thinking."""
     table = compile_stop_string(
         task_data.tokenizer, task_data.style.think_close, vocab_size=task_data.vocab_size
     )
