@@ -1,6 +1,6 @@
 """Prompt formats: all strings around a question, its thinking and its answer.
 
-All methods that use a format use exactly its strings. A full sequence is
+All methods, and all models with the same format, use exactly these strings. A full sequence is
 
     prompt (ends with think_open) | thinking | suffix | answer answer_close
 

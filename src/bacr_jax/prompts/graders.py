@@ -51,7 +51,7 @@ class SharedGrader:
     ) -> list[Verdict]:
         """Grades texts like `Grader.grade`, but never calls `poll`.
 
-        Processes wait for different times, so `poll` could interrupt only some of them.
+        Waiting times differ between processes, so `poll` could interrupt only some of them.
         """
         check_request(texts, references, mode)
         index, count = processes.rank_among_all()

@@ -179,7 +179,7 @@ def reply_to(request: Request) -> dict[str, Any]:
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
-    """Handles requests until the input ends or has been idle for a minute."""
+    """Handles requests until the input ends or no request has arrived for a minute."""
     while True:
         # SIGALRM terminates the process after the idle timeout.
         signal.alarm(IDLE_SECONDS)

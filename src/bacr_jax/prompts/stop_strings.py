@@ -24,8 +24,8 @@ def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
     """Builds the transition table of the Knuth-Morris-Pratt automaton of a string.
 
     Returns:
-      Next state for each state and byte. A state is the number of matched bytes. The last state is
-      absorbing.
+      Next state for each state and byte. A state is the number of matched bytes. The automaton
+      never leaves the last state.
     """
     table = np.zeros((len(string) + 1, 256), np.int32)
     # State of the automaton if the match had started one byte later.
@@ -62,10 +62,10 @@ def _decoder_kinds(backend: Any) -> set[str]:
 
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
-    """Returns the UTF-8 bytes of each id in [0, len(tokenizer)), or b"" for ids without a token.
+    """Returns the bytes that each id in [0, len(tokenizer)) decodes to, or b"" without a token.
 
-    A token can contain an incomplete character, so its bytes are not necessarily valid UTF-8. For
-    added and special tokens, the bytes are their literal content.
+    The bytes of a sequence of ids are UTF-8 text. A single token can contain an incomplete
+    character. For added and special tokens, the bytes are their literal content.
 
     Raises:
       UserError: If the tokenizer has no tokenizer.json, or is neither byte-level nor a tokenizer

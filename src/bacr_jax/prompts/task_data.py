@@ -197,7 +197,7 @@ class TaskData:
           One line with the scores of each verifier.
 
         Raises:
-          UserError: If a verifier fails to score all of the answers.
+          UserError: If a verifier scores none of the answers.
         """
         answers = self.train.set.answers
         rows = [row for row, answer in enumerate(answers) if answer][:REFERENCES_TRIED]
@@ -479,9 +479,9 @@ def _load_both(
 ) -> tuple[PromptedQuestions, PromptedQuestions, dict[str, PromptedQuestions]]:
     """Loads the (training, held-out, evaluation) sets.
 
-    Evaluation questions are marked if they are near-duplicates of training or held-out questions,
-    because the latter are used to select a checkpoint. Sets whose splits are disjoint by
-    construction are not compared.
+    Evaluation questions that resemble training questions are marked, unless the splits of their set
+    are disjoint by construction. Held-out questions count as training questions here, because they
+    are used to select a checkpoint.
     """
     data = task.data
     train = load_questions(data.train, data, task.seed, "train")
