@@ -239,9 +239,10 @@ def _lengths(questions: "QuestionSet", settings: Settings, tokenizer: Any) -> st
 
 
 def _tokenizer(options: argparse.Namespace, data: DataConfig, model: ModelConfig) -> Any:
-    """Returns the first existing tokenizer of: the set, --tokenizer, the model in --config.
+    """Returns the tokenizer of the prompts, or None if no tokenizer is available.
 
-    Only sets with a built-in vocabulary have a tokenizer. Returns None if none of the three exists.
+    The result is the built-in tokenizer of the set, else the tokenizer in --tokenizer, else the
+    tokenizer of the model in --config.
     """
     from bacr_jax.model.hf.hub import local_folder
     from bacr_jax.prompts.tokenizers import load_tokenizer

@@ -22,8 +22,8 @@ def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[
     level 5.
 
     Args:
-      levels: level of each question, 1 to 5. Questions with any other level, which means unknown,
-        are assigned to the hardest group.
+      levels: level of each question, 1 to 5. Any other number means that the level is unknown.
+        These questions are assigned to the hardest group.
       num_groups: number of groups K, 1 to 5.
 
     Returns:

@@ -53,7 +53,7 @@ class QuestionSet:
       levels: difficulty levels from 1 (easy) to 5, or 0 if unknown.
       groups: difficulty groups from 0 (easiest) to K - 1.
       ids: identifiers, unique in the set.
-      subjects: field or course of each question; empty if unknown.
+      subjects: field or course of each question. Empty if unknown.
       rows: (source, row) of each question (`questions.source`), or None for a set that was built
         without sources.
       duplicates: True for a near-duplicate of a question of the set `compared_with`.

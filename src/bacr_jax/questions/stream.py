@@ -25,7 +25,7 @@ class QuestionStream:
         Args:
           groups: difficulty group of each question, in [0, num_groups).
           num_groups: number of groups K.
-          seed: fixes the order of every pass.
+          seed: seed of the shuffled orders.
         """
         # Imported here because Grain is not installed on every machine.
         import grain

@@ -169,7 +169,7 @@ def _table_files(folder: Path) -> Iterator[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Returns the split that a path names, or an empty string if the path names no split."""
+    """Returns the split whose name occurs in a path, or an empty string if there is none."""
     words = set(re.split(r"[^a-z]+", str(path).lower()))
     for name, spellings in SPLITS.items():
         if not words.isdisjoint(spellings):

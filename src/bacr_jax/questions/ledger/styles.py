@@ -1,4 +1,4 @@
-"""Renders the thinking of ledger problems (traces) in several styles, and supervised examples."""
+"""Renders thinking texts (traces) of ledger problems in several styles, for supervised examples."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
