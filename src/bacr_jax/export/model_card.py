@@ -53,7 +53,7 @@ class Exported:
 
     @property
     def words(self) -> str:
-        """Returns the budget prompt, or "" if the prompts do not contain the budget."""
+        """Returns the sentence with the budget in prompts, or "" if prompts have no budget."""
         return budget_words(resolve(self.config).task.budget_text, self.style)
 
 
