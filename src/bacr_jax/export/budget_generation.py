@@ -3,11 +3,11 @@
     model.generate(**inputs, budget=512)
     model.generate(**inputs, budget=[512, 0, None, "low"])  # one per row
 
-A row generates thinking tokens until it closes its thinking, ends its turn, or reaches its budget.
-Then the closing text is forced, and the row generates its answer. The section `thinking` of
-config.json defines the tokens for these steps. If the budget is None, the model receives no budget,
-and its thinking is limited to `thinking["cap"]` tokens. This file requires only torch and
-transformers.
+A row is one sequence of the batch. It generates thinking tokens until it closes its thinking, ends
+its turn, or reaches its budget. Then the closing text is forced, and the row generates its answer.
+The section `thinking` of config.json defines the tokens for these steps. If the budget is None, the
+model receives no budget, and its thinking is limited to `thinking["cap"]` tokens. This file
+requires only torch and transformers.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def check_files(folder):
 
 
 def _read_budget(budget, levels):
-    """Returns a budget as a number of tokens, with NONE for no budget."""
+    """Converts a budget or the name of a level to a number of tokens, or NONE for no budget."""
     if budget is None or (isinstance(budget, str) and budget == "none"):
         return NONE
     if isinstance(budget, str) and budget in levels:
@@ -66,7 +66,7 @@ def _read_budget(budget, levels):
 
 
 def read_budgets(budget, rows, levels=None):
-    """Returns the budget of each row as a number of tokens, with NONE for no budget.
+    """Converts budgets to a list with the number of tokens of each row, or NONE for no budget.
 
     Args:
       budget: budget of all rows, or a list, tuple, tensor or array with one budget per row. A
@@ -101,16 +101,22 @@ def numbers_in(text):
 
 
 def _flags(ids, size):
-    """Returns a boolean tensor [size] that is True at the ids in a text such as `3 7-9`."""
+    """Returns a boolean tensor [size] that is True at the ids in a string such as `3 7-9`."""
     flags = torch.zeros(size, dtype=torch.bool)
     flags[numbers_in(ids)] = True
     return flags
 
 
 def next_state(automaton, size):
-    """Returns the transition table [states, V]: the next state for each state and token.
+    """Builds the transition table of an automaton that detects a string in a token sequence.
 
-    The last state means that the automaton has matched its string.
+    Args:
+      automaton: a stop string in the section `thinking`.
+      size: number of token ids V.
+
+    Returns:
+      The next state for each state and token, [states, V]. The last state means that the string has
+      been found.
     """
     states = automaton["states"]
     table = torch.zeros(states, size, dtype=torch.long)
@@ -135,8 +141,8 @@ class Rules:
         natural += [0] * (width - len(natural))
         end_ids = " ".join(map(str, thinking["end_ids"]))
         line_breaks = thinking.get("line_breaks") or ""
-        # Row 0 is used after thinking that was cut or not closed, row 1 after thinking that
-        # was closed.
+        # Suffix 0 is used after thinking that was truncated or not closed, suffix 1 after thinking
+        # that was closed.
         self.suffixes = torch.tensor([forced, natural]).to(device)
         self.lengths = torch.tensor(lengths).to(device)
         self.never = _flags(thinking["never_sampled"], size).to(device)
@@ -149,7 +155,7 @@ class Rules:
 
 
 class Never(LogitsProcessor):
-    """Logits processor that excludes tokens from sampling."""
+    """Logits processor that excludes the tokens in the mask `never` [V] from sampling."""
 
     def __init__(self, never):
         self.never = never
@@ -160,7 +166,7 @@ class Never(LogitsProcessor):
 
 
 class Rows:
-    """The generation state of each row of a batch.
+    """The generation state of each row (sequence) of a batch.
 
     All attributes except `rules` are tensors with one value per row.
 
@@ -171,7 +177,7 @@ class Rows:
       sampled: number of tokens sampled in the current phase.
       matched: state of the automaton that matches the closing tag.
       num_forced: number of tokens forced so far.
-      suffix: row of `Rules.suffixes` that is forced.
+      suffix: index in `Rules.suffixes` of the suffix to force.
     """
 
     def __init__(self, rules, limits):
@@ -188,7 +194,7 @@ class Rows:
         """Advances all rows by one token and returns the tokens [B] to append.
 
         An end-of-turn token during thinking is replaced by the first token of the closing text. The
-        tag that closes the thinking counts toward the budget. Forced tokens do not.
+        tag that closes the thinking counts toward the budget, but forced tokens do not.
 
         Args:
           drawn: sampled token of each row, [B].
@@ -255,10 +261,10 @@ class Loop:
         generation_config,
         **model_kwargs,
     ):
-        """Returns the prompts with the generated tokens, or transformers' output class.
+        """Generates until all rows are finished, and returns what transformers' own loops return.
 
-        All parameters must also be parameters of transformers' own decoding loops. Otherwise
-        `generate` would take their values from its arguments before they are prepared.
+        All parameters must have the same names as in transformers' loops. Otherwise transformers
+        would pass the caller's arguments without preparing them.
         """
         config = generation_config
         mode = config.get_generation_mode()
@@ -331,8 +337,8 @@ class Loop:
 def conditions(model, budgets):
     """Returns a function that builds the budget arguments of the model's forward pass.
 
-    The function takes the input tokens of a forward pass and True if they belong to the response.
-    It returns keyword arguments.
+    The arguments of this function are the input tokens of a forward pass, and True if they belong
+    to the response. It returns keyword arguments for the model.
     """
     if not hasattr(model, "embed_budgets") or bool((budgets == NONE).all()):
         return lambda ids, is_response: {}
@@ -343,7 +349,13 @@ def conditions(model, budgets):
 
 
 def _limits(budgets, thinking, config, prompt_length):
-    """Returns the maximum number of thinking tokens of each sequence (row).
+    """Returns the maximum number of thinking tokens of each row.
+
+    Args:
+      budgets: budget of each row in tokens, or NONE.
+      thinking: section `thinking` of config.json.
+      config: config of the model.
+      prompt_length: number of tokens of the longest prompt.
 
     Raises:
       ValueError: a row would exceed the model's number of positions.
@@ -366,17 +378,17 @@ def _limits(budgets, thinking, config, prompt_length):
 def _with_length(settings, arguments, width, needed):
     """Sets the maximum length of the generated sequences, unless the caller has set it.
 
-    A caller's `max_new_tokens` is converted to `max_length`, because the generation config of the
-    folder contains `max_length` and transformers warns if both are set.
+    The caller's `max_new_tokens` is converted to `max_length`, because transformers warns if both
+    are set, and the folder's generation config contains `max_length`.
 
     Args:
       settings: generation config of the caller, or None to use the generation config of the folder.
       arguments: keyword arguments of `generate`.
       width: number of tokens of the prompts, including padding.
-      needed: number of tokens needed for thinking and answer.
+      needed: maximum number of tokens of thinking and answer.
 
     Returns:
-      A tuple of the generation config and the keyword arguments.
+      (generation config, keyword arguments).
     """
     settings = copy.deepcopy(settings)
     new_tokens = arguments.pop("max_new_tokens", None)
@@ -408,7 +420,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         ends.
 
     Returns:
-      The prompts, followed by the thinking, the closing text and the answer.
+      Token ids of the prompts, each followed by its thinking, closing text and answer.
 
     Raises:
       ValueError: an argument is invalid, or a file of the folder was modified.

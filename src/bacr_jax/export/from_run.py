@@ -36,7 +36,7 @@ from bacr_jax.types import Params
 
 
 def _shape(model: ModelConfig, base: Path | None, params: Params) -> Qwen2Config:
-    """Returns the model's shape. Raises UserError if the parameters have a different shape."""
+    """Returns the model's configuration. Raises UserError if the parameters do not match it."""
     rows = params["embed"].shape[0]
     shape = model_shape(model, rows) if base is None else hf_config.read_hf_config(base)
     for entry in names.backbone(shape):
@@ -70,12 +70,12 @@ def export(
     Args:
       run: run folder.
       out: output folder, which must not exist.
-      base: current folder of `model.path` if it was moved, otherwise None.
+      base: folder of the base model if it was moved after training. None for `model.path`.
       dtype: dtype of the weights: float32, bfloat16 or float16.
       step: step of the checkpoint, "best" or "newest". None selects the best step, or the newest
         step if no evaluation selected a best one.
-      merge_budget_prompt: omit the code that enforces budgets. Requires a policy that reads its
-        budget in the prompt.
+      merge_budget_prompt: True to omit the code that enforces budgets. Requires a policy whose
+        prompts contain the budget.
       adapter: format for a run that trained adapters. "merged" writes the full model, and "peft"
         writes only the adapters in the PEFT format.
       print_line: called with each line that describes the selected step, or None to print nothing.
@@ -145,7 +145,7 @@ def _module(
 
 
 def _tokenizer(data: DataConfig, model: ModelConfig, base: Path | None) -> Any:
-    """Loads the tokenizer of a run whose model is in `base`."""
+    """Loads the tokenizer of a run, given the folder of its base model."""
     tokenizer_of_data = own_tokenizer(data)
     if tokenizer_of_data is not None:
         return tokenizer_of_data
@@ -154,10 +154,10 @@ def _tokenizer(data: DataConfig, model: ModelConfig, base: Path | None) -> Any:
 
 
 def _written_tokenizer(data: DataConfig, model: ModelConfig) -> Any:
-    """Returns the tokenizer to write.
+    """Returns the tokenizer to write into an exported folder.
 
-    This is the tokenizer of the data set, a tokenizer folder to copy, or None to copy the base
-    model's tokenizer.
+    The result is the built-in tokenizer of the task, a tokenizer folder to copy, or None to copy
+    the base model's tokenizer.
     """
     tokenizer_of_data: Any = own_tokenizer(data)
     return model.tokenizer if tokenizer_of_data is None else tokenizer_of_data

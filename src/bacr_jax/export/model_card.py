@@ -53,12 +53,15 @@ class Exported:
 
     @property
     def words(self) -> str:
-        """Returns the budget prompt, or "" if the prompts do not contain the budget."""
+        """Returns the sentence with the budget in prompts, or "" if prompts have no budget."""
         return budget_words(resolve(self.config).task.budget_text, self.style)
 
 
 def license_of(base: Path | None) -> str | None:
-    """Returns the license named in a model card, the first line of a license file, or None.
+    """Returns the license of a model folder, or None if it is unknown.
+
+    The license is read from the metadata of the model card, else from the first line of a license
+    file.
 
     Raises:
       UserError: one of the files is a link that points outside of the folder.
@@ -85,7 +88,7 @@ def license_of(base: Path | None) -> str | None:
 
 
 def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yields the title, header and rows of a table for each evaluated set of the run."""
+    """Yields (title, header, rows) of a table for each evaluated set of the run."""
     paths = RunPaths(exported.run)
     # Pairs of a description of the evaluation and its results by set.
     evaluations: list[tuple[str, Any]] = []
@@ -107,7 +110,7 @@ def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]
 
 
 def _table_row(mode: str, entries: Mapping[str, Any], budgets: Iterable[str]) -> list[str]:
-    """Returns a table row: decoding mode, number of problems, and accuracy at each budget."""
+    """Returns the cells of a table row: mode, number of problems, accuracy at each budget."""
     first = next(iter(entries.values()))
     samples = first["samples"]
     name = f"{mode}, mean of {samples}" if samples > 1 else mode

@@ -4,15 +4,16 @@
     model(input_ids, attention_mask=mask, budget=512)
     model.generate(**inputs, budget=[512, None, "low"])
 
-A gated embedding of the budget b is added to the residual stream of every layer:
+A gated embedding of the budget b is added to the residual stream h after every layer:
 
     phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
     h <- h + g(w . h) phi(b)
 
-Without `budget`, the model is identical to the plain model of its family. A string such as
-`budget="low"` is a name in the section `budget_levels` of config.json. `generate` enforces the
-budget as specified by the section `thinking` of config.json (see `budget_generation`). This file
-requires only torch and transformers.
+D is the width of h, g a sigmoid or tanh, and w the gate weights of the layer. Without `budget`, the
+model is identical to the plain model of its family. A string such as `budget="low"` is a name in
+the section `budget_levels` of config.json. `generate` enforces the budget as specified by the
+section `thinking` of config.json (see `budget_generation`). This file requires only torch and
+transformers.
 """
 
 import torch
@@ -72,13 +73,13 @@ class BudgetModule(nn.Module):
         return nn.functional.silu(s @ self.w1.float()) @ self.w2.float()
 
     def add(self, x, layer, phi, mask):
-        """Adds the gated embedding to the residual stream of a layer where `mask` is True.
+        """Adds the gated budget embedding to the residual stream after a layer.
 
         Args:
           x: residual stream [B, T, D].
           layer: index of the layer.
           phi: budget embeddings [B, D].
-          mask: boolean mask [B, T], or None for all positions.
+          mask: True [B, T] for positions that receive the embedding, or None for all positions.
         """
         h = x.float()
         if self.settings["gate"] == "sigmoid_normed":
@@ -94,7 +95,7 @@ class BudgetModule(nn.Module):
 
 
 class BudgetLayer:
-    """A decoder layer of Qwen2, Qwen3 or Llama that applies a function to its output."""
+    """Mixin for decoder layers of transformers that applies a function to the layer's output."""
 
     def forward(self, hidden_states, *args, condition=None, **kwargs):
         """Calls the decoder layer and applies `condition` to its output.
@@ -108,7 +109,7 @@ class BudgetLayer:
 
 
 class BudgetModel:
-    """A Qwen2, Qwen3 or Llama model that accepts a thinking budget for all rows or per row."""
+    """Mixin for causal language models of transformers that adds the argument `budget`."""
 
     _keep_in_fp32_modules_strict = ["budget"]
 
@@ -124,8 +125,8 @@ class BudgetModel:
     def _init_weights(self, module):
         """Initializes the budget module with zeros, so that the model equals the plain model.
 
-        transformers calls this method for weights that are missing in a folder, for example a
-        folder saved by the plain model classes.
+        transformers calls this method if a folder lacks the weights of a module, for example a
+        folder that was saved by the plain model classes.
         """
         if isinstance(module, BudgetModule):
             for parameter in module.parameters():
@@ -134,7 +135,11 @@ class BudgetModel:
             super()._init_weights(module)
 
     def embed_budgets(self, budgets):
-        """Returns phi(b) of each row, [B, D] or [L, B, D], which is 0 for rows without a budget."""
+        """Returns phi(b) of each row, [B, D] or [L, B, D]. It is 0 for rows without a budget.
+
+        Args:
+          budgets: tensor [B] of budgets in tokens, with NONE for no budget.
+        """
         embedding = self.budget(budgets.clamp(min=0))
         return embedding * (budgets != NONE)[:, None].to(embedding)
 
@@ -148,7 +153,7 @@ class BudgetModel:
         budget_embedding=None,
         **kwargs,
     ):
-        """Calls the model with a budget.
+        """Calls the model with a budget for all rows, or with one budget per row.
 
         Args:
           input_ids: as in transformers.
@@ -196,7 +201,7 @@ class BacrLlamaConfig(BudgetConfig, LlamaConfig):
 
 
 def _conditioned(config, layer, model):
-    """Creates a model class with budget layers and one of the configs above."""
+    """Creates a model class with a budget from the plain layer and model classes of a family."""
     budget_layer = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
     attributes = {
         "config_class": config,

@@ -31,12 +31,12 @@ CUSTOM_GENERATE = "custom_generate/generate.py"
 
 @dataclass(frozen=True)
 class BudgetInput:
-    """Defines how a policy receives a budget, for config.json.
+    """Describes how a policy receives a budget. config.json stores this description.
 
     Attributes:
       module: settings of the budget module, or None if and only if the parameters contain none.
-      words: budget prompt, or None if the prompts do not contain the budget.
-      levels: budgets of the levels, by name.
+      words: sentence with the budget in prompts, or None if prompts do not contain the budget.
+      levels: named budgets, in tokens.
     """
 
     module: hf_config.BudgetModule | None = None
@@ -53,8 +53,8 @@ class Explained:
       chat_template: chat template of the policy's prompt.
       generation: content of generation_config.json.
       readme: text of README.md.
-      enforces_budget: add the code that enforces budgets in transformers, also for a plain Qwen2
-        model.
+      enforces_budget: True to add the code that enforces budgets in transformers, even if the model
+        has no budget module.
     """
 
     thinking: dict[str, Any]
@@ -85,8 +85,9 @@ def save_policy(
       params: parameters of the policy.
       config: shape of the model.
       budget: how the policy receives a budget, or None if it receives none.
-      source: folder of the original model. Valid entries of its config.json, its tokenizer files
-        and its generation config are copied.
+      source: folder of the original model. The entries of its config.json that still apply, its
+        tokenizer files and its generation config are copied. None for a model without such a
+        folder.
       tokenizer: folder with tokenizer files, or a transformers tokenizer. None copies the tokenizer
         files of `source`.
       dtype: dtype of the weights: float32, bfloat16 or float16.
@@ -145,7 +146,7 @@ def save_policy(
 
 
 def _copy_code(folder: Path, names: Mapping[str, str]) -> None:
-    """Copies modules of this package into a folder. `names` maps module files to file names."""
+    """Copies source files of this package into a folder. `names` maps them to the new names."""
     for module, name in names.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(__file__).with_name(module), folder / name)
@@ -184,7 +185,7 @@ def _config_json(
 
 
 def layout(config: Qwen2Config, dtype: str, module: hf_config.BudgetModule | None) -> list[Typed]:
-    """Returns a folder's tensors with their dtypes: plain model first, then budget module."""
+    """Lists the tensors of a folder and their dtypes: plain model first, then budget module."""
     plain = [(entry, dtype) for entry in names.backbone(config)]
     if module is None:
         return plain

@@ -65,16 +65,16 @@ def chat_template(
     """Returns the chat template of a policy's prompt.
 
     The template accepts one user message with the question, optionally followed by the beginning of
-    an answer. With `budget=512`, the prompt contains the budget, for a policy that reads its budget
-    in the prompt. With `base_template=true`, the template is the base model's template, which this
-    package uses for training from the folder.
+    an answer. If the policy was trained with budgets in its prompts, the template variable
+    `budget=512` adds the budget to the prompt. With `base_template=true`, it renders the base
+    model's template, which this package uses for further training.
 
     Args:
       tokenizer: tokenizer of the base model.
       style: prompt format.
-      words: budget prompt with the placeholder `{budget}` for the number of tokens, or "" if the
+      words: sentence with the placeholder `{budget}` that specifies the budget in prompts, or "" if
         prompts do not contain the budget.
-      levels: budgets of the levels, by name.
+      levels: named budgets, in tokens.
 
     Raises:
       UserError: the base model's template does not work inside another template.

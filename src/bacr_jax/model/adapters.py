@@ -1,14 +1,16 @@
-"""Low-rank adapters on a frozen base model (LoRA, arXiv 2106.09685): y = x W + alpha / r (x A) B.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on the weight matrices W of a frozen base model.
+
+    y = x W + (alpha / r) x A B,   with W [D, E],   A [D, r],   B [r, E]   and rank r
 
 A model with adapters has the parameters of `model.qwen2` and two additional entries:
 
-    adapter        two leaves per target matrix, stacked: q_a [L, D, r], q_b [L, r, N H], ...
-    adapter_scale  []   alpha / r
+    adapter        A and B of each target matrix in all L layers: q_a [L, D, r], q_b [L, r, E], ...
+    adapter_scale  alpha / r, a scalar
 
 Only `adapter` and `budget` are trained. All other parameters form the frozen base model. As in
-PEFT, A is initialized uniformly in +-1/sqrt(fan-in) and B is initialized to zero, so the adapted
-model is initially bitwise identical to the base model. Dropout is not supported, because learner
-and sampler must compute the same log-probabilities.
+PEFT, A is initialized uniformly in +-1/sqrt(D) and B with zeros, so the adapted model is initially
+bitwise identical to the base model. Dropout is not supported, because learner and sampler must
+compute the same log-probabilities.
 """
 
 import jax
@@ -23,10 +25,13 @@ TRAINED = ("adapter", "budget")
 
 
 def init(key: jax.Array, config: Qwen2Config, settings: AdapterConfig) -> Params:
-    """Initializes adapters in fp32.
+    """Initializes the adapters of all layers in fp32.
+
+    Args:
+      settings: rank r, scale alpha and target matrices of the adapters.
 
     Returns:
-      A dictionary with the entries `adapter` and `adapter_scale`.
+      The entries `adapter` and `adapter_scale` (see the module docstring).
     """
     rank = settings.rank
     assert rank is not None
@@ -64,7 +69,7 @@ def split(params: Params) -> tuple[Params, Params]:
 
 
 def scaled(params: Params) -> Params | None:
-    """Multiplies each adapter matrix B by alpha / r. Returns None for a model without adapters."""
+    """Returns adapters with B multiplied by alpha / r, or None for a model without adapters."""
     if "adapter" not in params:
         return None
     scale = params["adapter_scale"]
@@ -75,7 +80,7 @@ def scaled(params: Params) -> Params | None:
 
 
 def merged_layer(layer: Params, adapter: Params | None) -> Params:
-    """Adds A B to each adapted matrix of a layer or of stacked layers.
+    """Adds the adapter product A B to each adapted matrix W of a layer or of stacked layers.
 
     Args:
       adapter: scaled adapters of the same layers (`scaled`). If None, the layer is returned

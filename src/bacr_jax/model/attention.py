@@ -37,7 +37,7 @@ _MAX_BLOCKS = 8
 
 @pytree
 class Partial:
-    """Attention over one segment, before dividing by the softmax denominator.
+    """Attention of T queries and N heads over one segment, before the softmax division.
 
     Attributes:
       values: sum over keys of exp(score - maximum) * value, fp32.
@@ -60,9 +60,9 @@ def cached_attention(
 ) -> Partial:
     """Computes the unnormalized attention of queries over the keys of one segment.
 
-    Query head n uses key/value head n // (N / K). The keys of each head are contiguous, as in the
-    KV cache, and the group of query heads is folded into the query axis. Both products are
-    therefore plain batched matrix products, which neither copy nor transpose the keys.
+    Of the N query heads, head n uses key/value head n // (N / K). The keys of each head are
+    contiguous, as in the KV cache. Query heads with the same key/value head are folded into the
+    query axis, so both products are batched matrix products that do not copy the keys.
 
     Args:
       mask: True for keys that are visible to a query.
@@ -105,7 +105,7 @@ def _key_products(
     k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
     transposed: bool,
 ) -> Float[Array, "B K R S"]:
-    """Computes the dot products of queries with all keys of their head, accumulated in fp32."""
+    """Computes the dot products of R queries per head with all S keys, accumulated in fp32."""
     if transposed:
         return products.times(q, k, dtype=jnp.float32)
     return products.times_transposed(q, k)
@@ -119,14 +119,14 @@ def token_attention(
     *,
     transposed: bool = False,
 ) -> Float[Array, "B 1 N H"]:
-    """Computes attention for a single query per row.
+    """Computes attention for a single query per sequence, as in a decoding step.
 
-    The softmax is normalized directly, without a `Partial`, and the mask is applied by addition.
-    XLA's CPU backend then computes scores and exponentials in one pass and distributes the rows
-    over all threads.
+    The softmax is normalized directly, without a `Partial`, and the mask is added to the scores.
+    XLA's CPU backend then computes scores and exponentials in one pass and distributes the
+    sequences over all threads.
 
     Args:
-      mask: True for keys that are visible to the row's query. At least one per row must be visible.
+      mask: True for keys that are visible to the query. Each query must see at least one key.
       transposed: True if k is [B, K, H, S].
     """
     b, _, n, h = q.shape
@@ -237,9 +237,9 @@ def masked_attention(
 
 
 def _heads_first(x: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
-    """Moves the head axis of keys or values to the layout that `cached_attention` expects.
+    """Transposes keys or values to the layout that `cached_attention` expects.
 
-    The transposition is done once for all blocks of queries.
+    Callers transpose once, before they loop over blocks of queries.
     """
     return x.transpose(0, 2, 1, 3)
 

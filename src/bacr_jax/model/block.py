@@ -49,9 +49,9 @@ def rotation(
     Each angle appears twice, in the first and the second half of the last axis.
 
     Args:
-      length: upper bound of all positions, which are then looked up in a table. Without the table,
-        a compiler that fuses cosines of run-time positions into the attention heads would recompute
-        them for every head. If None, they are computed directly from the positions.
+      length: number of entries of a lookup table for positions 0 to length - 1. Positions that are
+        only known at run time need the table, because the compiler could otherwise recompute the
+        cosines for every attention head. None computes them directly, without a table.
     """
     if length is not None:
         cos_table, sin_table = rotation(jnp.arange(length)[None], config)
@@ -88,10 +88,10 @@ def matmul(
     *,
     transposed: bool = False,
 ) -> Float[Array, "*B E"]:
-    """Multiplies x by a weight matrix as a single product of [rows, D] and [D, E].
+    """Multiplies x by a weight matrix, after flattening the leading axes of x.
 
-    The leading axes of x are flattened. With separate leading axes, XLA's CPU backend would
-    transpose the operands of the weight gradient, which takes 1.5 times as long.
+    With separate leading axes, XLA's CPU backend would transpose the operands of the weight
+    gradient, which takes 1.5 times as long.
 
     Args:
       product_dtype: dtype to which both operands are rounded (see `Compute`), or None for no
@@ -111,15 +111,16 @@ def matmul(
 def joined_products(
     block: "Block", y: Float[Array, "*B D"], name: str, *widths: int
 ) -> list[Float[Array, "*B E"]]:
-    """Computes the products of an input with several matrices that were joined for decoding.
+    """Multiplies an input by several matrices that are stored as one, and splits the result.
 
-    The joined columns are grouped by tensor shard, [D, shards, columns] (`kv_cache.join_products`),
-    or [shards, columns, D] if they are transposed.
+    `kv_cache.join_products` joins matrices for decoding. The joined matrix is [D, shards, columns],
+    where a shard is the tensor-parallel part of a device, or [shards, columns, D] if transposed.
 
     Args:
       block: layer whose parameters are used.
+      y: input of all matrices.
       name: prefix of the joined parameters, such as `qkv`.
-      widths: output width of each matrix, summed over all shards.
+      widths: number of output columns of each matrix, over all shards.
 
     Returns:
       One product per matrix, including biases.
@@ -147,7 +148,8 @@ def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Arr
     """Adds the low-rank adapter's output to a matrix product, if the matrix has an adapter.
 
     Args:
-      out: product of y and the matrix.
+      out: product of the input y and the matrix.
+      y: input of the matrix.
       adapter: scaled adapters of the layer (`adapters.scaled`).
       name: name of the matrix, such as `q`.
     """
@@ -196,7 +198,7 @@ class Block(nn.Module):
         x = checkpoint_name(x + mixed, "middle")
         x = x + self._mlp(x, adapter)
         if condition is not None:
-            # Named only here, because the backward pass only needs this sum for the gate.
+            # Named only in this branch, because only the gate's backward pass needs this sum.
             x = condition(checkpoint_name(x, "gated"))
         return x, extra
 
@@ -249,7 +251,7 @@ class Block(nn.Module):
         return self.config.matrices[name][1]
 
     def _weight(self, name: str, init: Any, width: int) -> Float[Array, "D"]:
-        """Returns a weight vector in the dtype of the layer."""
+        """Returns the weight vector called `name` in the dtype of the layer."""
         return self.param(name, init, (width,), jnp.float32).astype(self.dtype)
 
     def _norm(self, x: Float[Array, "*B D"], name: str) -> Float[Array, "*B D"]:
@@ -289,10 +291,10 @@ _keep_named = jax.checkpoint_policies.save_only_these_names(*PRODUCTS)
 
 
 def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
-    """Checkpoint policy for remat "selective": decides whether to save the results of a primitive.
+    """Decides which results the remat mode "selective" saves: a policy for `jax.checkpoint`.
 
-    The results of cuDNN's attention are also saved: its output and the residuals of its backward
-    pass.
+    Returns True for the values in `PRODUCTS`, and for cuDNN's attention, that is for its output and
+    the values that its backward pass needs.
     """
     if primitive.name.startswith("dot_product_attention_fwd"):
         return True
@@ -303,8 +305,10 @@ def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callab
     """Wraps a layer so that its backward pass recomputes values according to `Compute.remat`.
 
     Args:
-      prevent_cse: False inside a loop, where the compiler cannot merge the recomputation with the
-        forward pass anyway.
+      body: function that applies the layer.
+      remat: which values to recompute.
+      prevent_cse: as in `jax.checkpoint`. False for the body of a loop, where the compiler cannot
+        merge the recomputation with the forward pass anyway.
     """
     if remat == "none":
         return body
@@ -323,11 +327,11 @@ def apply_block(
     adapter: Params | None = None,
     product_dtype: Any = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
-    """Applies one layer, including its budget gate (see `Block`).
+    """Applies one layer, including its budget gate (see `Block.__call__`).
 
     Args:
       layer: parameters of the layer.
-      conditioned: budget embeddings and gate of the layer. If None, no budget code is traced.
+      conditioned: budget embeddings and gate of the layer, or None without budget conditioning.
     """
     condition = None
     if conditioned is not None:

@@ -16,14 +16,15 @@ from bacr_jax.types import Params, pytree
 def sinusoids(
     budgets: Int[Array, "*B"], *, width: int, scale: str = "raw", b_max: int = 4096
 ) -> Float[Array, "*B D"]:
-    """Encodes budgets as [sin, cos] at geometrically spaced frequencies (Eq. 2).
+    """Encodes budgets b as [sin(b f), cos(b f)] at geometrically spaced frequencies f (Eq. 2).
 
     Args:
       budgets: budgets in thinking tokens, at least 0.
       width: dimension D of the code, even. The frequencies are 10000^(-2i/D) for i < D/2.
-      scale: "raw" encodes b itself, as in the paper. "log" encodes 1000 log(1+b)/log(1+b_max),
-        which spaces ratios of budgets evenly. "normalised" encodes 1000 b/b_max. Raw budgets in the
-        thousands alias at the highest frequencies, so the order of their codes is lost.
+      scale: "raw" encodes b itself, as in the paper, but the order of budgets in the thousands is
+        lost, because they alias at the highest frequencies. "log" encodes 1000 log(1+b) /
+        log(1+b_max), which spaces equal ratios of budgets evenly. "normalised" encodes 1000 b /
+        b_max.
       b_max: budget that is mapped to 1000 for "log" and "normalised".
 
     Returns:
@@ -42,7 +43,11 @@ def sinusoids(
 
 
 class _Weights(nn.Module):
-    """The matrices W1 and W2 of phi. A leading axis in `shape` stacks one embedding per layer."""
+    """Parameters of the budget embedding phi: the matrices W1 and W2.
+
+    Attributes:
+      shape: shape of each matrix: [D, D], or [L, D, D] for a separate embedding per layer.
+    """
 
     shape: tuple[int, ...]
 
@@ -127,10 +132,12 @@ class Conditioned:
 
 
 def add_gated(x: Float[Array, "B T D"], conditioned: Conditioned) -> Float[Array, "B T D"]:
-    """Adds the gated budget embedding to the residual stream: H + g(w_g . h) phi(b) (Eq. 3).
+    """Adds the gated budget embedding to the residual stream: h + g(w_g . h) phi(b) (Eq. 3).
+
+    The gate g is a sigmoid or tanh of the dot product of h with the gate weights w_g.
 
     Args:
-      x: residual stream H after a layer.
+      x: residual stream h of each token after a layer.
       conditioned: embeddings and gate of this layer (`Conditioned.of_layer`).
     """
     settings = conditioned.settings

@@ -1,4 +1,4 @@
-"""Computation settings of a forward pass, which do not change the function of the model."""
+"""Defines how a forward pass is computed, such as its dtypes, kernels and sharding."""
 
 import dataclasses
 from dataclasses import dataclass

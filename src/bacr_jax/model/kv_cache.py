@@ -22,10 +22,11 @@ from bacr_jax.types import Params, pytree
 
 @pytree
 class LayerCache:
-    """Keys and values of one layer.
+    """Keys and values of one layer, for B sequences, K heads of dimension H and S positions.
 
     Attributes:
       k: keys, after the rotary embedding.
+      v: values.
       transposed: True if k is [B, K, H, S].
     """
 
@@ -67,12 +68,11 @@ _JOINED = {
 def join_products(layer: Params, shards: int) -> Params:
     """Joins the query, key and value matrices, and the two input matrices of the MLP.
 
-    The compiler would also join them, but would copy the matrices for every decoded token.
+    Otherwise the compiler would join them itself, and copy the matrices for every decoded token.
 
     Args:
-      shards: number of tensor-parallel shards. The columns of each shard are contiguous, [D,
-        shards, columns / shards], so that the product of each shard contains its heads of queries,
-        keys and values.
+      shards: number of tensor-parallel shards. The joined matrices are [D, shards, columns /
+        shards], so that each shard computes its heads of queries, keys and values.
     """
     joined = {}
     for name, parts in _JOINED.items():
@@ -89,10 +89,10 @@ def join_products(layer: Params, shards: int) -> Params:
 
 
 def transpose_products(layer: Params) -> Params:
-    """Transposes the matrices of a joined layer to [E, D], for products x W^T.
+    """Transposes the matrices of a joined layer (`join_products`), so that the input axis is last.
 
-    XLA's CPU backend rearranges a 16-bit matrix for every product. With the transposed layout, a
-    product takes three quarters of the time.
+    XLA's CPU backend rearranges an untransposed 16-bit matrix for every product. With the
+    transposed layout, a product takes three quarters of the time.
     """
     transposed = {}
     for name, leaf in layer.items():
@@ -108,9 +108,9 @@ def decode_params(
 ) -> DecodeParams:
     """Copies parameters into the layout for decoding: split into layers, cast and joined.
 
-    The copy is made once, outside the decoding loop. Adapters are merged into it (W + A B in fp32,
-    then cast). Gates stay in fp32, because their dot product with the residual stream is computed
-    in fp32.
+    The copy is made once, before the decoding loop. Low-rank adapters are merged into it in fp32
+    before the cast. Gates stay in fp32, because their dot product with the residual stream is
+    computed in fp32.
 
     Args:
       dtype: dtype of all parameters except gates. For matrices, `product_dtype` takes precedence.
@@ -207,10 +207,10 @@ def write(
 
 
 def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCache:
-    """Copies the sequences (rows) of the cache `new` to the rows `at` of `cache`.
+    """Copies the F sequences (rows) of the cache `new` to the rows `at` of `cache`.
 
-    Indices in `at` beyond the last row are dropped, as are positions of `new` beyond the length of
-    `cache`.
+    Rows whose index in `at` is out of range are dropped. Positions of `new` beyond the length of
+    `cache` are dropped too.
     """
     length = min(cache.length, new.length)
     new = resize(new, length)

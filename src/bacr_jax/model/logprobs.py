@@ -18,10 +18,11 @@ _IMPOSSIBLE = -1e30
 def _rounded_product(
     hidden: Float[Array, "R D"], copy: Float[Array, "V D"], lm_head: Float[Array, "V D"]
 ) -> Float[Array, "R V"]:
-    """Computes fp32 logits from a 16-bit copy of the head, with the gradient for the fp32 head.
+    """Computes fp32 logits from a 16-bit copy of the output matrix.
 
-    The backward products also round the upstream gradient to 16 bits and accumulate in fp32.
-    Otherwise, they would be products of fp32 matrices, which are several times slower.
+    The gradient is passed to the fp32 matrix `lm_head`. The backward pass rounds the upstream
+    gradient to 16 bits and accumulates in fp32, because products of fp32 matrices are several times
+    slower.
     """
     return jnp.einsum("rd,vd->rv", hidden, copy, preferred_element_type=jnp.float32)
 
@@ -46,7 +47,7 @@ _rounded_product.defvjp(_rounded_product_forward, _rounded_product_gradient)
 
 
 def head_copy(lm_head: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
-    """Casts the head to the dtype of its products, with a stopped gradient.
+    """Casts the output matrix to the dtype of its products, with a stopped gradient.
 
     Callers should make this copy once, outside of any loop over chunks.
     """
@@ -60,14 +61,14 @@ def masked_logits(
     temperature: float,
     copy: Float[Array, "V D"] | None,
 ) -> Float[Array, "R V"]:
-    """Computes logits / temperature in fp32. Tokens that are not allowed get about -1e30.
+    """Computes logits / temperature in fp32. Tokens that are not allowed get -1e30.
 
     Args:
-      hidden: final hidden states. Products of fp32 states are computed in fp32. For 16-bit states,
-        the backward products are in 16 bits too, accumulated in fp32.
+      hidden: final hidden states of R tokens. With 16-bit states, the products of the backward pass
+        are in 16 bits too, accumulated in fp32.
       lm_head: output matrix.
       allowed_tokens: True for tokens that may be sampled, or None for all tokens.
-      copy: `head_copy` of the head in the dtype of the states. None for fp32 states.
+      copy: `lm_head` in the dtype of the states (`head_copy`). None for fp32 states.
     """
     if copy is None:
         scores = products.times_transposed(hidden, lm_head.astype(hidden.dtype))
@@ -83,18 +84,22 @@ def masked_logits(
 def logprob_and_entropy(
     scores: Float[Array, "R V"], ids: Int[Array, "R"]
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
-    """Computes log softmax(s)[id] and the entropy H of softmax(s) per row, in nats, fp32.
+    """Computes the log-probability log p_i of each row's token i, and the entropy H of p, in nats.
 
-    The backward pass only saves the logits, and computes the gradient in a single pass over them:
+    p = softmax(s) is the distribution of a row with logits s. The backward pass only saves the
+    logits, and computes the gradient in a single pass over them:
 
-        d log p_i / d s_j = [j = i] - p_j          d H / d s_j = -p_j (log p_j + H)
+        d log p_i / d s_j = 1[j = i] - p_j          d H / d s_j = -p_j (log p_j + H)
 
     Forward mode differentiation (`jax.jvp`, `jax.jacfwd`) is not supported.
 
     Args:
       scores: finite logits. The logits of tokens that may not be sampled must be so low that their
         probability is 0.
-      ids: sampled token of each row.
+      ids: sampled token i of each row.
+
+    Returns:
+      (log-probabilities, entropies), both in fp32.
     """
     return _logprob_and_entropy(scores, ids)[0]
 
@@ -127,9 +132,9 @@ logprob_and_entropy.defvjp(_logprob_and_entropy, _logprob_and_entropy_gradient)
 
 
 def score_energy(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Array, "R"]:
-    """Computes the squared norm of d log p(id) / d logits, fp32.
+    """Computes the squared norm of the gradient of each token's log-probability (w.r.t. logits).
 
-        1 - 2 p(id) + sum_v p(v)^2
+        1 - 2 p(i) + sum_v p(v)^2,   where p = softmax(scores) and i is the row's token in `ids`
 
     The result ranges from 0, for a token with probability 1, to 2.
     """
@@ -150,8 +155,8 @@ def map_logits(
 ) -> Any:
     """Applies a function to the logits and target of each row, one chunk of rows at a time.
 
-    With several chunks, the backward pass recomputes each chunk. The peak memory is then
-    proportional to chunk x V, regardless of R.
+    If there are several chunks, the backward pass recomputes the logits of each chunk. The peak
+    memory is then proportional to chunk x V, where V is the size of the vocabulary.
 
     Args:
       of_scores: function of logits [R, V] and ids [R], such as `logprob_and_entropy`.
@@ -200,8 +205,7 @@ def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int 
       chunk: length of a chunk. Arrays that are not longer than this are not split.
 
     Returns:
-      The results, concatenated along `axis`, which is their last axis, and truncated to the length
-      of the inputs.
+      The results, concatenated along their last axis and truncated to the length of the inputs.
     """
     length = inputs[0].shape[axis]
     if length <= chunk:

@@ -97,9 +97,8 @@ def _rounded_row_products(
 ) -> Float[Array, "D E"]:
     """Computes x^T y with rounded operands, accumulated in fp32.
 
-    If XLA's CPU backend transposes an operand late, it computes the product in fp32, at half the
-    speed. Gathering the columns of x instead fixes the layout of the operand, because the compiler
-    does not move a gather.
+    On CPUs, x is transposed by a gather of its columns. XLA could move a plain transposition behind
+    the product, which would then be computed in fp32 at half the speed. It does not move a gather.
     """
 
     def product(columns: Array, y: Array) -> Array:

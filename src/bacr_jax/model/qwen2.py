@@ -219,8 +219,9 @@ class Tree(NamedTuple):
       branches: token ids of the suffix and answer at each cut, right-padded.
       context: number of trunk tokens visible to each branch. The positions of the branch continue
         from there.
-      packing: index m A + a of each branch token to compute, and -1 for unused positions. The
-        tokens of a branch must be contiguous and in order. None computes all M A tokens.
+      packing: flat index m * A + a of each branch token to compute (token a of branch m), and -1
+        for unused positions. The tokens of a branch must be contiguous and in order. None computes
+        all M A tokens.
       lengths: number of real tokens of each trunk. cuDNN does not compute the padding after them.
         If None, outputs are computed at all positions.
     """
@@ -233,7 +234,7 @@ class Tree(NamedTuple):
 
     @property
     def branch_of(self) -> Int[Array, "B F"] | None:
-        """Returns the answer (branch) of each packed token, or -1; None without packing."""
+        """Returns the index of each packed token's branch, -1 if unused. None without packing."""
         if self.packing is None:
             return None
         # Unused entries are -1, and floor division keeps -1.
@@ -264,10 +265,10 @@ def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
 
 
 def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
-    """Converts budget embeddings of rows into budget embeddings for a list of tokens.
+    """Converts the budget embeddings of padded rows for use with a list of real tokens.
 
-    The list is a single row of the U real (not padding) tokens of all rows. Each token selects the
-    embedding of its original row via `index`.
+    The list is a single row of the U real (not padding) tokens of all rows. `Conditioned.index`
+    selects the embedding of each token's original row.
     """
     mask = None
     if conditioned.mask is not None:
@@ -295,9 +296,9 @@ def _attend_list(
 ) -> Callable[..., Array]:
     """Returns the attention function for a list of the real (not padding) tokens of all rows.
 
-    The list attends to itself with a single mask if it has no more pairs of tokens than the padded
-    rows, and masks are supported (XLA, one device, no packed branches). Otherwise, the queries,
-    keys and values are converted to padded rows, and only the attention is computed on these rows.
+    If possible, the attention is computed on the list, with a mask of the visible tokens. This
+    requires XLA's attention, one device, no packed branches, and at most as many pairs of tokens as
+    in the padded rows. Otherwise, the attention (and nothing else) is computed on padded rows.
 
     Args:
       attend_rows: attention function for padded rows.
@@ -331,8 +332,8 @@ def tree_states(
 
     Args:
       conditioned: budget embeddings of the rows, as in `forward_tree`.
-      real: positions of the real (not padding) tokens of these rows. Only real tokens are then
-        computed, except that attention may include padding. None computes the padded rows.
+      real: positions of the real (not padding) tokens. All layers are computed only for these
+        tokens, except that attention may include padding. None computes the padded rows.
 
     Returns:
       The states of the padded rows [B, T, D], or of the list of U real tokens [1, U, D] if `real`

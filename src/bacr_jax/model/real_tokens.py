@@ -21,11 +21,11 @@ class RealTokens:
     """A mapping between positions of padded rows and entries of a list of real tokens.
 
     Attributes:
-      source: row times T plus position of the token of each entry. Arbitrary for unused entries.
-      slot: list entry of the token at each position of a row. Arbitrary at padding positions.
-      is_source: True at the positions in `source`. False at padding positions, and for tokens whose
-        source is in another row.
-      owner: row whose prefix each row shares. The row itself if it does not share a prefix.
+      source: flat position of each entry's token, row * T + position. Arbitrary for unused entries.
+      slot: index of the list entry for each position of a row. Arbitrary at padding positions.
+      is_source: True at the positions in `source`. False at padding positions, and for tokens that
+        are listed at the position of another row.
+      owner: index of the row whose prefix each row shares, or of the row itself if it shares none.
       shared: True at positions whose list entry is used by several rows.
     """
 
@@ -52,20 +52,20 @@ class RealTokens:
 
     @property
     def has_fewer_pairs(self) -> bool:
-        """True if the list has at most as many pairs of tokens as the padded rows."""
+        """True if attention over the list has at most as many token pairs as over padded rows."""
         rows, width = self.slot.shape
         entries = self.source.shape[0]
         return entries**2 <= rows * width**2
 
     def visible(self, context: Int[Array, "B M"], trunk_length: int) -> Bool[Array, "U U"]:
-        """Returns the mask [U, U] of the entries that are visible to each entry.
+        """Returns the mask [queries, keys] of the list entries that each entry can attend to.
 
         A row consists of a prompt with its thinking (the trunk) and of answers (branches) that
         continue the thinking (see `attention.tree_attention`). An entry attends to the trunk of its
-        row. If the row shares a prefix, this part of the trunk is stored in the owner's entries. An
-        entry of a branch attends to the trunk only up to the branch's context, and to its branch.
+        row, including a prefix that is stored in the entries of the owner. An entry of a branch
+        attends to the trunk only up to the branch's context, and to its branch.
 
-        The mask does not include causality, which `attention.masked_attention` adds.
+        The mask is not causal. `attention.masked_attention` adds the causal mask.
 
         Args:
           context: number of trunk tokens visible to each branch.
@@ -89,18 +89,18 @@ class RealTokens:
 
     @property
     def row(self) -> Int[Array, " U"]:
-        """Returns the row of each entry."""
+        """Returns the index of each list entry's original row."""
         return self.source // self.slot.shape[1]
 
 
 def _gather_entries(rows: Array, real: RealTokens) -> Array:
-    """Gathers [B, T, ...] into [1, U, ...]."""
+    """Gathers padded rows [B, T, ...] into a list of real tokens [1, U, ...]."""
     flat = rows.reshape(-1, *rows.shape[2:])
     return flat[real.source][None]
 
 
 def _gather_rows(listed: Array, real: RealTokens) -> Array:
-    """Gathers [1, U, ...] into [B, T, ...]."""
+    """Gathers a list of real tokens [1, U, ...] into padded rows [B, T, ...]."""
     return listed[0][real.slot]
 
 

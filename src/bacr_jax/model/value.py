@@ -19,10 +19,13 @@ _CODE_WIDTH = 32
 
 
 class ValueHead(nn.Module):
-    """Two-layer fp32 MLP with SiLU and a linear output, applied to h_q and features of the budget.
+    """Two-layer fp32 MLP with SiLU that predicts a reward from features of question and budget.
 
-    The output is not bounded, because dense rewards range from -lambda to 1 + lambda. The last
-    layer is initialized to zero, so the initial values equal its bias.
+    The output is linear, because dense rewards range from -lambda to 1 + lambda. The last layer is
+    initialized to zero, so all initial values equal its bias.
+
+    Attributes:
+      hidden_size: width of the hidden layer.
     """
 
     hidden_size: int = 1024
@@ -37,10 +40,10 @@ class ValueHead(nn.Module):
 def pool_question(
     hidden: Float[Array, "B P D"], start: Int[Array, "B"], end: Int[Array, "B"]
 ) -> Float[Array, "B D"]:
-    """Averages the final hidden states over the question tokens [start, end).
+    """Averages the final hidden states over the question tokens [start, end) of each prompt.
 
     Returns:
-      h_q, in fp32.
+      The mean state h_q of each question, in fp32.
     """
     chex.assert_rank([hidden, start, end], [3, 1, 1])
     index = jnp.arange(hidden.shape[1])
@@ -52,13 +55,13 @@ def pool_question(
 def phi_budgets(
     budgets: Int[Array, "B"], cuts: Int[Array, "B M"], *, kind: ValueInput
 ) -> Int[Array, "B M"]:
-    """Returns the budget whose embedding phi is a feature of the value at each truncation point.
+    """Returns the budget that the value head receives as phi at each truncation point (cut).
 
     Args:
-      budgets: budget b of each row, in thinking tokens.
-      cuts: position b_j of each truncation point (cut) of the thinking, in tokens.
-      kind: "cut" returns b_j (paper Eq. 10 to 12, where R(q, t, b) and V(q, b) have the same
-        budget). "trace_and_cut" and "trace" return b.
+      budgets: budget b of each trace, in thinking tokens.
+      cuts: position b_j of each cut of the thinking, in tokens.
+      kind: "cut" returns b_j, as in paper Eq. 10 to 12, where reward R(q, t, b) and value V(q, b)
+        have the same budget. "trace_and_cut" and "trace" return b.
     """
     return cuts if kind == "cut" else jnp.broadcast_to(budgets[:, None], cuts.shape)
 
@@ -83,9 +86,9 @@ def value_features(
         trace           V(q, b)         phi(b), code(b)
 
     The reward at a cut depends mostly on b_j, but also on b, because the policy was conditioned on
-    b. phi is initially zero and learns slowly. A sinusoidal code of the log-scaled budget is
-    therefore added, which lets the head distinguish budgets from the first step. If phi is added to
-    the residual stream at all positions, h_q depends on b for every kind.
+    b. phi is initially zero and learns slowly, so a sinusoidal code of the log-scaled budget lets
+    the head distinguish budgets from the first step. If phi is added to the residual stream at all
+    positions, h_q depends on b for every kind.
 
     Args:
       phi: embedding of the budgets that `phi_budgets` returns, averaged over layers if each layer

@@ -1,1 +1,1 @@
-"""The environment of the policy: prompts, stop strings and grading of answers."""
+"""The policy's task: builds prompts, detects stop strings, and grades answers."""

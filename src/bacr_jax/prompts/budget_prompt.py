@@ -2,9 +2,9 @@
 
     prompt up to the number | number | rest of the sentence, rest of the template, think_open
 
-The first part is tokenized once per question. Inserting a number therefore does not require
-tokenizing the question again. When the prompts are built, the token ids of the parts are checked to
-be identical to the token ids of the whole text.
+The first part is tokenized once per question, so that inserting a number does not tokenize the
+question again. When the prompts are built, a check ensures that the token ids of the parts are the
+same as the token ids of the whole text.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ _NUMBER = "\ue001"
 
 
 def budget_words(budget_text: str | None, style: PromptFormat) -> str:
-    """Returns the sentence with the budget in prompts, with `{budget}` as the placeholder.
+    """Returns the sentence that specifies the budget in prompts, with the placeholder `{budget}`.
 
-    The sentence of a prompt format takes precedence over the sentence of the run, because some
-    formats, such as the ledger's, have special tokens for it.
+    The result is empty if prompts contain no budget. The sentence of a prompt format takes
+    precedence over the sentence of the run, because some formats have special tokens for it.
 
     Args:
       budget_text: sentence of the run (`TaskSettings.budget_text`). None if prompts contain no
-        budget. The result is then empty.
+        budget.
     """
     if budget_text is None:
         return ""
@@ -42,13 +42,13 @@ def budget_words(budget_text: str | None, style: PromptFormat) -> str:
 
 @dataclass(frozen=True)
 class BudgetPrompts:
-    """Tokenized prompts into which the number of a budget can be inserted.
+    """Tokenized prompts into which a budget (a number of tokens) can be inserted.
 
     Attributes:
       opened: prompts up to the number.
       closing: token ids after the number, equal for all prompts.
-      digits: maximum number of tokens of a number. The width of a batch is based on it, so that it
-        does not depend on the budgets.
+      digits: maximum number of tokens of a number. Batches reserve this many positions, so that
+        their width does not depend on the budgets.
       tokenizer: tokenizer of the numbers.
     """
 
@@ -59,12 +59,12 @@ class BudgetPrompts:
 
     @property
     def rest(self) -> int:
-        """Returns the maximum number of prompt tokens from the number of the budget on."""
+        """Returns the maximum number of tokens in a prompt after `opened`."""
         return self.digits + len(self.closing)
 
     @property
     def longest(self) -> int:
-        """Returns the length in tokens of the longest prompt, with a number of maximum length."""
+        """Returns the length of the longest prompt in tokens, with the longest possible number."""
         return int(np.max(self.opened.lengths, initial=0)) + self.rest
 
     def take(self, index: Int[np.ndarray, "n"]) -> "BudgetPrompts":
@@ -175,6 +175,6 @@ def make_budget_prompts(
 
 
 def _budgets_to_check(largest: int) -> set[int]:
-    """Returns one budget per number of digits up to the largest budget, and the largest one."""
+    """Returns the powers of ten up to the largest budget, and the largest budget."""
     num_digits = len(str(largest))
     return {*(10**exponent for exponent in range(num_digits)), largest}

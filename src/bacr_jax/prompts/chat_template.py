@@ -57,8 +57,11 @@ def template_of(tokenizer: Any) -> str:
 def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
     """Validates the chat template variables in the config.
 
+    Args:
+      variables: values of the variables, keyed by name.
+
     Raises:
-      UserError: If a variable is controlled by another setting, or is not used by the template.
+      UserError: If another setting controls a variable, or the template does not use it.
     """
     for name in variables:
         where = f"data.template_variables.{shown(name, quote=False)}"
@@ -89,9 +92,9 @@ def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _variables_read(template: str) -> list[str] | None:
-    """Returns the variables that a template reads.
+    """Returns the names of the variables that a template reads.
 
-    Returns None if the template uses tags that only transformers supports.
+    Returns None if the template uses tags that only transformers supports, and not plain Jinja.
     """
     process = shared_process()
     names: list[str] | None = process.ask(
@@ -114,7 +117,7 @@ def render(
     answer: str = "",
     template: str | None = None,
 ) -> str:
-    """Renders a system and a user message, up to the beginning of the assistant's response.
+    """Renders messages with a chat template. The text ends where the assistant would continue.
 
     If the template contains the current date, the date of the format is used, or today's date if
     the format does not specify one.
@@ -122,7 +125,7 @@ def render(
     Args:
       system: system message, or an empty string to omit it.
       user: user message.
-      answer: assistant message, or an empty string to omit it.
+      answer: assistant message after which the text ends, or an empty string to omit it.
       template: template text, or None for the tokenizer's template.
 
     Raises:

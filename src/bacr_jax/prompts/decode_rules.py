@@ -13,14 +13,13 @@ from bacr_jax.types import pytree
 class Automaton:
     """A stop string, compiled by `stop_strings` to a transition table over token ids.
 
-    State 0 is the initial state. The last state is absorbing and means that the stop string has
-    been generated.
+    The initial state is 0. The automaton stays in the last state once the stop string has been
+    generated.
 
     Attributes:
       next_state: next state for each state and token id.
-      opens: for each state and token id, True if the partial or complete match after the token
-        started inside that token. The last such token of a sequence is the first token of the stop
-        string.
+      opens: for each state and token id, True if the match in progress after the token started in
+        this token. The last such token before the last state is the stop string's first token.
     """
 
     next_state: Int[Array, "states V"]
@@ -28,7 +27,7 @@ class Automaton:
 
     @property
     def accept(self) -> int:
-        """Returns the index of the absorbing state."""
+        """Returns the last state, which means that the stop string has been generated."""
         return self.next_state.shape[0] - 1
 
 
@@ -61,7 +60,7 @@ class DecodeRules:
 
 
 def automaton(table: Any) -> Automaton:
-    """Copies a compiled stop string table to the device."""
+    """Copies a compiled stop string table (an `Automaton` of NumPy arrays) to the device."""
     next_state = jnp.asarray(table.next_state, jnp.int32)
     opens = jnp.asarray(table.opens, bool)
     return Automaton(next_state, opens)
@@ -91,8 +90,7 @@ def decode_rules(
 
     Args:
       eos_ids: list of the token ids that end the turn.
-      line_breaks: True for token ids whose text contains a line break. None means that no token
-        does.
+      line_breaks: True for token ids whose text contains a line break, or None if there are none.
     """
     eos = np.zeros(len(allowed_tokens), bool)
     eos[list(eos_ids)] = True

@@ -45,14 +45,17 @@ def frame(tokenizer: Any, style: PromptFormat, user_suffix: str = "") -> tuple[s
 def user_message(style: PromptFormat, question: str, user_suffix: str) -> str:
     """Returns the user message for chat formats, or the whole prompt for other formats.
 
-    `think_open` is not included. `user_suffix` is the end of the message (see `frame`).
+    The result does not contain the format's `think_open`.
+
+    Args:
+      user_suffix: text at the end of the message, such as a sentence with the budget.
     """
     paragraph = "\n\n" if user_suffix and style.chat else ""
     return style.before + question + style.after + paragraph + user_suffix
 
 
 def opener(tokenizer: Any, style: PromptFormat) -> str:
-    """Returns the name of the prompt part that opens the thinking section, for a message."""
+    """Returns a description of what opens the thinking section, for messages to the user."""
     _, tail = _render_frame(tokenizer, style, "")
     if _opens_thinking(tail):
         return "the chat template"
@@ -185,7 +188,7 @@ def encode_prompts(
     Args:
       max_tokens: maximum prompt length. Longer prompts are excluded.
       around: text before and after each question, or None to use `frame`.
-      more: number of tokens that will be appended to each prompt later. They count towards
+      more: number of tokens that the caller will append to each prompt. They count towards
         `max_tokens`.
 
     Returns:
@@ -253,6 +256,11 @@ def _tokenise(
 ) -> tuple[list[list[int]], list[Any]]:
     """Tokenizes prompts. Returns the token ids of each prompt and their character offsets.
 
+    Args:
+      bodies: question of each prompt.
+      head: text before each question.
+      tail: text after each question.
+
     Raises:
       UserError: If the tokenizer cannot encode a question.
     """
@@ -296,9 +304,9 @@ def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
 
 
 def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
-    """Appends token ids to each prompt, either the same for all rows or different ids per row.
+    """Appends the same token ids, or different ids per row, to each of B prompts.
 
-    For example, if a policy declares its budget, the ids are the number and the closing tag.
+    For example, if responses begin with a declared budget, the ids are its number and closing tag.
     """
     count = ids.shape[-1]
     longer: Any = prompts.padded(prompts.tokens.shape[1] + count)
@@ -313,9 +321,8 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
     """Returns the token ids that end the model's turn.
 
     These are the ids in generation_config.json, the tokenizer's EOS token, the end tokens of the
-    prompt format, and the token with which the chat template ends an assistant message. The latter
-    is included because the model was trained to generate it, even if generation_config.json
-    specifies a different token.
+    prompt format, and the token with which the chat template ends an assistant message. The model
+    was trained to generate this token, even if generation_config.json specifies a different one.
 
     Raises:
       UserError: If the tokenizer has none of these tokens.
@@ -338,9 +345,9 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
 
 
 def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
-    """Returns a mask of token ids whose text contains a line break.
+    """Returns a mask of the token ids whose text contains a line break.
 
-    If a run has a grace window, thinking may continue beyond its budget until such a token.
+    In a run with a grace window, thinking may continue beyond its budget until such a token.
     """
     has_break = np.zeros(vocab_size, bool)
     texts = vocabulary(tokenizer)

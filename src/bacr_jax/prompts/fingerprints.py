@@ -1,7 +1,7 @@
 """Computes digests of a policy's tokenizer, chat template and prompts.
 
-Checkpoints store these digests. Resuming, evaluation and export use them to reject a modified chat
-template or vocabulary.
+Checkpoints store these digests. Before a run is resumed, evaluated or exported, they are compared
+to detect a modified chat template or vocabulary.
 """
 
 import hashlib
@@ -43,7 +43,9 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def template_fingerprint(tokenizer: Any, style: PromptFormat) -> str:
-    """Computes a digest of the text around question and answer, its token ids, and the EOS ids.
+    """Computes a digest of the text around question and answer, its token ids and the EOS ids.
+
+    The text depends on the chat template and on the prompt format.
 
     Raises:
       UserError: If `frame` or `eos_ids` raises it.

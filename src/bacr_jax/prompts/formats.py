@@ -37,7 +37,7 @@ class PromptFormat:
       name: key in `FORMATS`.
       chat: whether to wrap the question in the tokenizer's chat template.
       system: system message of the chat template, or an empty string for none.
-      bare: whether to reject chat templates that add a default system message.
+      bare: whether to reject chat templates that add a default system message to the prompt.
       variables: variables of the chat template, keyed by name.
       date: date (YYYY-MM-DD) for chat templates that contain one. If empty, today's date is used.
       before: text before the question. With a chat template, it is part of the user message.

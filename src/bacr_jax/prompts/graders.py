@@ -51,8 +51,7 @@ class SharedGrader:
     ) -> list[Verdict]:
         """Grades texts like `Grader.grade`, but never calls `poll`.
 
-        `poll` could interrupt a single process while the others continue, because the waiting times
-        of processes differ.
+        Waiting times differ between processes, so `poll` could interrupt only some of them.
         """
         check_request(texts, references, mode)
         index, count = processes.rank_among_all()
@@ -92,16 +91,17 @@ def share_grading(grader: Any) -> Any:
 def grade_cuts(
     grader: Any, texts: Sequence[Texts], answers: Texts, questions: Texts | None, poll: Poll
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Grades the answers of a batch against the reference answers of its B rows.
+    """Grades M answers of each of B questions (rows) against the question's reference answer.
 
     Args:
+      grader: grader of the answers.
       texts: M answers of each row, [B][M].
       answers: reference answer of each row.
       questions: question of each row for user-defined verifiers, or None if it is not needed.
       poll: callback that is called while waiting for the grader.
 
     Returns:
-      Scores (`Verdict.correct`) as float32, and the verdicts. Both have shape [B, M].
+      (scores, verdicts), both [B, M]. The float32 scores are `Verdict.correct`, 1 if correct.
     """
     num_rows = len(texts)
     num_cuts = len(texts[0])
@@ -320,7 +320,7 @@ Shown = tuple[int, int]
 
 
 def shown_and_failed(grader: Any) -> Shown:
-    """Counts the answers that a verifier has received, and the answers it failed to score."""
+    """Returns (number of answers that a verifier received, number that it failed to score)."""
     counters = grader.counters()
     return counters["graded"] - counters["no_answer"], counters["failed"]
 

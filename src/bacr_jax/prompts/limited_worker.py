@@ -45,7 +45,8 @@ def _memory_in_use() -> int | None:
 def _limits(seconds: float, memory: int) -> Iterator[None]:
     """Limits a `with` block to `seconds` of CPU time and `memory` bytes of additional memory.
 
-    At the time limit, SIGPROF terminates the process. Allocations beyond the memory limit fail.
+    SIGPROF terminates the process when the time is used up. Allocations beyond the memory limit
+    fail.
     """
     used = _memory_in_use()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -178,7 +179,7 @@ def reply_to(request: Request) -> dict[str, Any]:
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
-    """Handles requests until the input ends or has been idle for a minute."""
+    """Handles requests until the input ends or no request has arrived for a minute."""
     while True:
         # SIGALRM terminates the process after the idle timeout.
         signal.alarm(IDLE_SECONDS)

@@ -12,7 +12,7 @@ _MOST_NAMED = 3
 
 
 def control_tokens(tokenizer: Any, style: PromptFormat) -> list[str]:
-    """Returns all special tokens, and the other added tokens that occur around a question."""
+    """Returns all special tokens, and all other added tokens in the prompt around a question."""
     around = "".join(frame(tokenizer, style))
     texts = []
     for token in tokenizer.added_tokens_decoder.values():

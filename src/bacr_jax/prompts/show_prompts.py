@@ -24,7 +24,7 @@ def shown_prompts(
     *,
     count: int,
 ) -> Iterator[str]:
-    r"""Yields lines that display the prompts of a set's first questions and the text after them.
+    r"""Yields lines that display the prompts of a set's first questions, and what follows them.
 
     Line breaks in the prompt are displayed as "\n" followed by a line break.
 

@@ -24,8 +24,8 @@ def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
     """Builds the transition table of the Knuth-Morris-Pratt automaton of a string.
 
     Returns:
-      Next state for each state and byte. A state is the number of matched bytes. The last state is
-      absorbing.
+      Next state for each state and byte. A state is the number of matched bytes. The automaton
+      never leaves the last state.
     """
     table = np.zeros((len(string) + 1, 256), np.int32)
     # State of the automaton if the match had started one byte later.
@@ -41,9 +41,9 @@ def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
 
 @functools.cache
 def _byte_of_char() -> dict[str, int]:
-    """Returns the byte represented by each character of the byte-level alphabet.
+    """Returns the byte that each character of GPT-2's byte-level alphabet represents.
 
-    Printable Latin-1 characters represent themselves. The remaining bytes, in ascending order, are
+    Printable Latin-1 characters represent themselves. The other bytes, in ascending order, are
     represented by the characters from code point 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -62,10 +62,10 @@ def _decoder_kinds(backend: Any) -> set[str]:
 
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
-    """Returns the UTF-8 bytes of each id in [0, len(tokenizer)), or b"" for ids without a token.
+    """Returns the bytes that each id in [0, len(tokenizer)) decodes to, or b"" without a token.
 
-    A token can contain an incomplete character, so its bytes are not necessarily valid UTF-8. For
-    added and special tokens, the bytes are their literal content.
+    The bytes of a sequence of ids are UTF-8 text. A single token can contain an incomplete
+    character. For added and special tokens, the bytes are their literal content.
 
     Raises:
       UserError: If the tokenizer has no tokenizer.json, or is neither byte-level nor a tokenizer
@@ -194,8 +194,9 @@ def _token_transitions(
     """Runs the byte automaton over the bytes of every token, from every state.
 
     Returns:
-      The state after each token, and the byte offset, relative to the start of the token, at which
-      the match in progress started. A negative offset means that it started in an earlier token.
+      (next state, start) for each state and token. `start` is the offset in bytes, relative to the
+      start of the token, at which the match in progress started. It is negative if the match
+      started in an earlier token.
     """
     lengths = np.array([len(text) for text in texts])
     # Tokens are sorted by descending length, so that the tokens with a byte at a given index come
@@ -226,8 +227,8 @@ def match(table: Automaton, ids: Sequence[int]) -> tuple[int, int]:
     """Runs the automaton over token ids, one token at a time, like a decoding loop.
 
     Returns:
-      Index of the token in which the stop string first ends, and index of the token in which this
-      match started. (-1, -1) if the stop string does not occur.
+      (index of the token in which the stop string first ends, index of the token in which this
+      occurrence starts), or (-1, -1) if the stop string does not occur.
     """
     state = 0
     start = 0

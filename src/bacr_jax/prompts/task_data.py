@@ -143,7 +143,7 @@ class TaskData:
         return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
     def graded_like(self, questions: PromptedQuestions) -> "TaskData":
-        """Returns a copy of this task data that uses the grader of a question set."""
+        """Returns a copy of this task data whose current grader is that of `questions`."""
         return dataclasses.replace(self, graded_by=questions.set.graded_by)
 
     @property
@@ -154,13 +154,13 @@ class TaskData:
 
     @property
     def verifier_digests(self) -> dict[str, str]:
-        """Returns digests of user-defined verifiers' source code, keyed by `Verifier.named`."""
+        """Returns digests of the source code of user-defined verifiers, by `Verifier.named`."""
         verifiers = [grader.verifier for grader in self._user_verifiers]
         return {verifier.named: verifier.digest for verifier in verifiers}
 
     @functools.cached_property
     def prompt_fingerprints(self) -> dict[str, str]:
-        """Returns digests of the tokenizer, the chat template and the prompts of each set."""
+        """Returns digests of the tokenizer, the chat template and the prompts, keyed by name."""
         fingerprints = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "template": template_fingerprint(self.tokenizer, self.style),
@@ -197,7 +197,7 @@ class TaskData:
           One line with the scores of each verifier.
 
         Raises:
-          UserError: If a verifier fails to score any of the answers.
+          UserError: If a verifier scores none of the answers.
         """
         answers = self.train.set.answers
         rows = [row for row, answer in enumerate(answers) if answer][:REFERENCES_TRIED]
@@ -290,8 +290,8 @@ class TaskData:
         """Yields a warning for each verifier that failed to score some answers.
 
         Args:
-          before: counters of `grader` at the start of the period to report. For the other rewards,
-            the warning always covers the whole run.
+          before: counters of `grader` at the start of the period to report. Warnings about other
+            rewards always cover the whole run.
         """
         yield from failures(self.grader, before)
         for name, reward in self.shared_rewards.items():
@@ -300,7 +300,7 @@ class TaskData:
     def describe_data(self, size: int | None = None) -> list[str]:
         """Returns log lines with the question sets, their sizes and the excluded questions.
 
-        Each group of excluded questions is listed with its reason.
+        The lines contain the number of questions excluded for each reason.
 
         Args:
           size: maximum number of questions evaluated per set, or None for all questions.
@@ -385,22 +385,21 @@ class TaskData:
           questions: question of each row, which is passed to user-defined verifiers.
 
         Returns:
-          Outcomes r, [B, M] float32: 1 if correct, else 0. Scores of user-defined verifiers are in
-            [0, 1]. Cuts that share an answer have the same outcome.
+          Outcomes [B, M], float32: 1 if correct, else 0, or scores in [0, 1] for user-defined
+          verifiers. Cuts that share an answer have the same outcome.
         """
         return self.grade_answers(branches, answers, questions, poll)[0]
 
     def grade_answers(
         self, branches: Branches, answers: Texts, questions: Texts | None, poll: Poll
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the outcomes of `verify` and the grader's verdicts [B, M] with their reasons."""
+        """Returns the outcomes of `verify` and the grader's verdicts, both [B, M]."""
         return grade_cuts(self.grader, self.answer_texts(branches), answers, questions, poll)
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
         """Returns a callback that grades each trace as soon as it is finished (`grade_early`).
 
-        Returns None if the grader is not a `PooledGrader`, because such graders take no noticeable
-        time.
+        Returns None if the grader is not a `PooledGrader`, because only these take noticeable time.
         """
         grader = self.graders[self.graded_by]
         if not isinstance(grader, PooledGrader):
@@ -435,7 +434,7 @@ def _encoded(
 
 
 def load_training_texts(spec: str | Sequence[str], data: DataConfig, seed: int) -> QuestionSet:
-    """Loads a training set for the detection of near-duplicates.
+    """Loads a training set to which evaluation questions are compared to find near-duplicates.
 
     The difficulty groups of the result are meaningless.
 
@@ -478,10 +477,11 @@ def load_sets(
 def _load_both(
     task: TaskSettings, tokenizer: Any, style: PromptFormat
 ) -> tuple[PromptedQuestions, PromptedQuestions, dict[str, PromptedQuestions]]:
-    """Loads the training, held-out and evaluation sets.
+    """Loads the (training, held-out, evaluation) sets.
 
-    Evaluation questions are marked if they are near-duplicates of any question of the full training
-    set. This includes held-out questions, because they are used to select a checkpoint.
+    Evaluation questions that resemble training questions are marked, unless the splits of their set
+    are disjoint by construction. Held-out questions count as training questions here, because they
+    are used to select a checkpoint.
     """
     data = task.data
     train = load_questions(data.train, data, task.seed, "train")
@@ -503,7 +503,7 @@ def _load_both(
 def _split(
     task: TaskSettings, encoded: PromptedQuestions, train: QuestionSet
 ) -> tuple[PromptedQuestions, PromptedQuestions]:
-    """Splits the training questions into questions to train on and held-out questions.
+    """Returns the questions to train on and the held-out questions of a training set.
 
     Held-out questions are selected from the texts of the full training set, before questions with
     long prompts are excluded. All copies of a held-out text are removed from the training

@@ -38,6 +38,7 @@ def describe(
     """Builds the section `thinking` of a policy. docs/serving.md describes its keys.
 
     Args:
+      limits: lengths of the parts of a response.
       rows: number of rows of the model's embedding matrix.
     """
     allowed = allowed_tokens(tokenizer, style, rows)
@@ -80,12 +81,11 @@ def _stop(tokenizer: Any, text: str, rows: int) -> dict[str, Any]:
 
 
 def jumps(next_state: np.ndarray) -> list[tuple[int | None, int, str]]:
-    """Lists the transitions of a stop string table as (state, next state, ids).
+    """Lists the transitions of a stop string table as (state, next state, token ids).
 
-    The list begins with the transitions of state 0, for which the state is None. They are the
-    default of all other states, and transitions from state 0 to itself are omitted. They are
-    followed by the transitions of each other state that differ from this default. The last state is
-    absorbing and is omitted.
+    To save space, the list only contains transitions that differ from a default. It begins with the
+    transitions of state 0 to other states, which are the default of all states. In these entries,
+    the state is None. The last state is omitted, because the automaton never leaves it.
     """
     default_row = next_state[0]
     transitions: list[tuple[int | None, int, str]] = []

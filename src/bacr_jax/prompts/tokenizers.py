@@ -91,10 +91,10 @@ def _check_different_ids(vocab: Mapping[str, int]) -> None:
 def _reader(folder: Path) -> Any:
     """Returns the transformers class that loads a folder's tokenizer unchanged.
 
-    For some classes, AutoTokenizer rebuilds the tokenizer with the pre-tokenization of another
-    model. It uses Qwen2's class for all Qwen2 models, even if the folder specifies another class
-    (R1-Distill specifies Llama's), and it uses GPT-2's pre-tokenization, which does not split
-    digits, for SmolLM2. For these classes, tokenizer.json is loaded directly.
+    AutoTokenizer rebuilds some tokenizers with the pre-tokenization of another model. It uses
+    Qwen2's class for all Qwen2 models, even if the folder specifies another class (R1-Distill
+    specifies Llama's). For SmolLM2, it uses GPT-2's pre-tokenization, which does not split digits.
+    In these cases, tokenizer.json is loaded directly.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -206,10 +206,10 @@ def _read_key(file: Path, key: str) -> Any:
 
 
 def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Decodes token ids from the same bytes that stop string tables use, without any clean-up.
+    """Decodes token ids to the exact text that they encode, without any clean-up of spaces.
 
-    A sequence can end inside a multi-byte character. Incomplete characters are decoded as the
-    replacement character.
+    Stop string tables use the same bytes. Incomplete multi-byte characters, such as at the end of a
+    sequence, are decoded as the replacement character.
     """
     texts = vocabulary(tokenizer)
     return b"".join([texts[index] for index in ids]).decode(errors="replace")

@@ -1,1 +1,1 @@
-"""Sets of questions with verifiable answers: read or made, grouped, split, drawn from."""
+"""Loads or generates questions with verifiable answers, and groups, splits and samples them."""

@@ -131,9 +131,9 @@ def report(
     """Yields lines that describe a question set.
 
     Args:
-      settings: settings of a run on this set, for its groups and prompts.
+      settings: settings of a run on this set, which determine its groups and prompts.
       against: training set to search for near-duplicates of the questions, or None.
-      tokenizer: tokenizer for the lengths of prompts; None to leave the lengths out.
+      tokenizer: tokenizer for the lengths of prompts, or None to omit the lengths.
     """
     import numpy as np
 
@@ -179,7 +179,7 @@ def report(
 
 
 def _answer_kinds(answers: Sequence[str]) -> str:
-    """Returns the kinds of the gold answers, the most frequent first, with examples."""
+    """Returns a text with the kinds of the gold answers, most frequent first, with examples."""
     from bacr_grading import parse_reference
 
     answers_by_kind: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ def _answer_kinds(answers: Sequence[str]) -> str:
 
 
 def _lengths(questions: "QuestionSet", settings: Settings, tokenizer: Any) -> str:
-    """Returns the quantiles of the lengths of prompts in tokens.
+    """Returns a text with quantiles of the prompt lengths in tokens.
 
     Raises:
       UserError: every prompt is longer than data.max_prompt_tokens.
@@ -224,7 +224,7 @@ def _lengths(questions: "QuestionSet", settings: Settings, tokenizer: Any) -> st
     lengths = np.array([len(ids) for ids in prompts])
     limit = task.data.max_prompt_tokens
     if lengths.min() > limit:
-        # Encode the prompts as a run does, so that the command reports the same errors as a run.
+        # Call the function that runs use, so that the command reports the same error.
         encode_prompts(tokenizer, texts, style, max_tokens=limit)
     quantiles = np.percentile(lengths, QUANTILES, method="higher")
     quantile_texts = [
@@ -239,10 +239,10 @@ def _lengths(questions: "QuestionSet", settings: Settings, tokenizer: Any) -> st
 
 
 def _tokenizer(options: argparse.Namespace, data: DataConfig, model: ModelConfig) -> Any:
-    """Returns the tokenizer of the prompts.
+    """Returns the tokenizer of the prompts, or None if no tokenizer is available.
 
-    It is the tokenizer of the set if the set defines its tokens, else the tokenizer of --tokenizer,
-    else the tokenizer of the model in --config. None if none of them exists.
+    The result is the built-in tokenizer of the set, else the tokenizer in --tokenizer, else the
+    tokenizer of the model in --config.
     """
     from bacr_jax.model.hf.hub import local_folder
     from bacr_jax.prompts.tokenizers import load_tokenizer
@@ -269,7 +269,7 @@ def _tokenizer(options: argparse.Namespace, data: DataConfig, model: ModelConfig
 
 
 def _config(options: argparse.Namespace) -> Config:
-    """Returns the checked config of a run on this set, for its prompt format and groups."""
+    """Returns the validated config of a run on the inspected set."""
     if options.config:
         check_overlays(options.config)
     config = config_io.load(options.config, options.overrides)

@@ -18,9 +18,9 @@ LONGEST = 4096
 class CharacterTokenizer:
     """A tokenizer with one token per character or tag.
 
-    Runs only use the fast tokenizer of the Rust library, because importing transformers takes a
-    second or more. Every other attribute is delegated to a tokenizer of transformers, which is
-    built on first use.
+    Training runs only use the fast tokenizer of the Rust library, because importing transformers
+    takes a second or more. All other attributes are delegated to a transformers tokenizer, which is
+    created on first use.
     """
 
     bos_token = "<bos>"
@@ -41,7 +41,7 @@ class CharacterTokenizer:
 
     @functools.cached_property
     def hf_tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Returns this tokenizer as a tokenizer of transformers."""
+        """Returns an equivalent tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(

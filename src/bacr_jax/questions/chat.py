@@ -1,7 +1,7 @@
 """Reads questions in chat form, a list of messages with role and content, from rows of tables.
 
-`math_sets` calls it for the question column. A question is one turn of a user, which a system
-message may precede. Conversations of several turns are not supported.
+`math_sets` uses this module to parse the question column. A question is a single user message,
+optionally after a system message. Conversations with several turns are not supported.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def is_chat(value: Any) -> bool:
 
 
 def single_turn(messages: list[dict[str, Any]]) -> ChatQuestion | None:
-    """Returns the question of a list of messages; None if it is not one user turn.
+    """Returns the question in a list of messages, or None if it is not a single user turn.
 
     Args:
       messages: messages with the fields role and content.
@@ -53,12 +53,12 @@ def single_turn(messages: list[dict[str, Any]]) -> ChatQuestion | None:
 
 
 def check_system(messages: Iterable[str], config: DataConfig, where: str) -> None:
-    """Refuses system messages in a set unless the config specifies the system message.
+    """Rejects questions with system messages unless `data.system_prompt` is set.
 
-    All questions of a run have the same system message, which `data.system_prompt` contains.
+    A run uses the same system message for all questions, which `data.system_prompt` specifies.
 
     Args:
-      messages: system message of each question; empty for none.
+      messages: system message of each question, or an empty string for none.
       where: name of the set in the error message.
 
     Raises:

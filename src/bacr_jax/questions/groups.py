@@ -18,11 +18,12 @@ def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[
 
         group = floor((level - 1) K / 5)
 
-    For K = 4 this is the grouping of the paper's appendix: levels 1 and 2, 3, 4, and 5.
+    For K = 4, as in the paper's appendix, the groups are levels 1 and 2, level 3, level 4, and
+    level 5.
 
     Args:
-      levels: level of each question, 1 to 5. Any other level is unknown, and its question belongs
-        to the hardest group.
+      levels: level of each question, 1 to 5. Any other number means that the level is unknown.
+        These questions are assigned to the hardest group.
       num_groups: number of groups K, 1 to 5.
 
     Returns:

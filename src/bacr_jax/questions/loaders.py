@@ -71,7 +71,7 @@ def _refused(call: Callable[[], Any]) -> Any:
 
 
 def _others(package: str, path: str, config: DataConfig) -> Source:
-    """Returns a source of the package `bacr_tasks`, which does not depend on the run's seed."""
+    """Returns a source of the package `bacr_tasks`. Its questions do not depend on the seed."""
     options: dict[str, Any] = {}
     if package == "gym":
         options["short"] = config.prompt_format == "characters"
@@ -98,7 +98,7 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
 
 
 def _without_ambiguous(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Removes rows that repeat an earlier question and answer but have other metadata."""
+    """Removes rows with the same question and answer as an earlier row but different metadata."""
     first: dict[Any, Mapping[str, Any]] = {}
     unambiguous = []
     for row in rows:
@@ -109,9 +109,9 @@ def _without_ambiguous(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def own_source(spec: str, key: str = "data") -> Source:
-    """Returns the source of a Python file with `questions(split)`.
+    """Returns the source that a user's Python file defines with its function `questions(split)`.
 
-    The file may also define render, score, trace and STYLES.
+    The file may also define the functions render, score and trace, and the list STYLES.
 
     Raises:
       UserError: if the file can't be loaded, has no `questions`, or one of its functions fails.
@@ -137,7 +137,14 @@ def own_source(spec: str, key: str = "data") -> Source:
 
 
 def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> Source:
-    """Returns the source whose functions are attributes of `module`."""
+    """Builds a source from the functions of a module, and checks their results.
+
+    Args:
+      module: object whose attributes are the functions.
+      name: name of the source.
+      score: as in `Source`.
+      whole: as in `Source`.
+    """
 
     def read_rows(split: Split) -> list[Row]:
         return _as_rows(module.questions(split), f"{name}-{split}", name)
@@ -176,7 +183,7 @@ def _as_rows(values: Iterable[Any], prefix: str, spec: str) -> list[Row]:
 
     Args:
       values: the mappings.
-      prefix: beginning of the ids of rows without an id; the index of the row follows.
+      prefix: rows without an id get the id PREFIX-INDEX.
       spec: name of the set in error messages.
     """
     if not isinstance(values, Iterable):
@@ -255,14 +262,14 @@ def load_questions(
 
 
 def is_made(spec: str | Sequence[str]) -> bool:
-    """True if the splits of all sets in `spec` share no question by construction."""
+    """True if the train and test splits of all sets in `spec` are disjoint by construction."""
     return all(
         name.partition(":")[0] in ("ledger", "gym", "verifiers") for _, name in mixture(spec)
     )
 
 
 def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:
-    """Returns the built-in tokenizer of this data, or None if it is loaded from a folder."""
+    """Returns the built-in tokenizer of a task, or None if a tokenizer folder must be loaded."""
     tokens = builtin_vocab(data)
     if tokens == "ledger":
         return ledger.ledger_tokenizer()

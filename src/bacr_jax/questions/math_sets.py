@@ -48,8 +48,8 @@ class Layout:
         (such as short or long), from short to long.
       subject: columns of the field or course of a question.
       id: columns of the identifier.
-      any_split: True if the set is published as a single split, so that a folder with only "train"
-        files contains all of it.
+      any_split: True if the set is published as a single split. A folder is then read in full for
+        every split, even if all of its files are named "train".
       relative_tolerance: `Source.relative_tolerance` of the set.
       note: `Source.note` of the set.
     """
@@ -99,8 +99,8 @@ LAYOUTS = {
 def table_source(name: str, path: str, config: DataConfig) -> Source:
     """Returns the source of a set in a file, a folder or a dataset of the hub.
 
-    Its function `questions` raises a UserError if the set can't be read, lacks a column, or has no
-    usable row.
+    The set is read later, when the source's function `questions` is called. This function raises a
+    UserError if the set can't be read, lacks a column, or has no usable row.
 
     Args:
       name: a key of `LAYOUTS`, or an entry of `TABLES`.
@@ -125,7 +125,7 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
 def _rows_of(
     name: str, path: str, layout: Layout, config: DataConfig, split: Split
 ) -> list[source.Row]:
-    """Returns all rows of a table. Questions and answers that can't be used are empty."""
+    """Returns all rows of a table. Unusable questions and answers are replaced by empty texts."""
     where = f"{name}:{path}"
     files = _read_files(path, layout, config, split, where)
     records = [record for records_of_file in files.values() for record in records_of_file]
@@ -176,7 +176,7 @@ def _rows_of(
 
 
 def _question(value: Any) -> tuple[ChatQuestion, dict[str, str]]:
-    """Returns a question, and metadata with the reason if its row has to be left out.
+    """Returns a question, and metadata that contains the reason if its row must be left out.
 
     Args:
       value: value of the question column, a text or a list of messages.
@@ -192,7 +192,7 @@ def _question(value: Any) -> tuple[ChatQuestion, dict[str, str]]:
 def _read_files(
     path: str, layout: Layout, config: DataConfig, split: Split, where: str
 ) -> dict[Path, list[Record]]:
-    """Reads the files of a set. If they are missing, the error contains a command to get them."""
+    """Reads the files of a set. If they are missing, the error contains a download command."""
     any_split = layout.any_split
     try:
         return read_files(path, base=config.dir, split=split, any_split=any_split, where=where)
@@ -243,7 +243,7 @@ def _trace(row: source.Row, style: str) -> str:
 
 
 def _column(present: list[str], names: Sequence[str], where: str, kind: str, name: str) -> str:
-    """Returns the first of these names that is a column of the set.
+    """Returns the first of several possible column names that exists in the set.
 
     Args:
       present: columns of the set.

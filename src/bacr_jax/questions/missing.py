@@ -44,17 +44,17 @@ def without_missing(
 ) -> tuple[DataConfig, tuple[str, ...]]:
     """Removes missing sets from data.eval if data.eval_missing=skip.
 
-    A resumed run evaluates the sets with which it began. Sets that were missing then are left out,
-    even if they exist by now.
+    A resumed run evaluates the same sets as before. Sets that were missing when the run began are
+    left out, even if they exist now.
 
     Args:
       data: data settings of the run.
       evaluation: evaluation settings of the run.
-      begun: data settings with which a resumed run began; None for a new run.
+      begun: data settings with which a resumed run began, or None for a new run.
       run: folder of a resumed run, for messages.
 
     Returns:
-      The data settings, and a line about every set that is left out.
+      The data settings without the missing sets, and a log line about each of these sets.
 
     Raises:
       UserError: no set is left, a resumed run lacks a set with which it began, or the set that
@@ -68,7 +68,7 @@ def without_missing(
         error = why_missing(spec, data)
         if error is not None:
             missing[spec] = error
-    # Sets that were missing when the resumed run began. They are left out although they exist now.
+    # Sets that exist now but were missing when the resumed run began. They are left out.
     late = list[str]()
     if begun is not None and set(begun.eval) <= set(requested):
         for spec, error in missing.items():
@@ -105,11 +105,11 @@ def without_missing(
 
 
 def missing_together(data: DataConfig) -> tuple[str, tuple[str, ...]]:
-    """Describes in one line several sets that a run needs and that do not exist.
+    """Builds a single error message about all missing sets that a run needs.
 
     Returns:
-      A tuple of the error message and the names of the missing sets. The message is empty if fewer
-      than two sets are missing, because the error of one set is clearer.
+      (message, names of the missing sets). Both are empty if fewer than two sets are missing,
+      because the error of a single set is clearer.
     """
     trained = [spec for _, spec in mixture(data.train)]
     missing = [spec for spec in trained if why_missing(spec, data)]
@@ -145,14 +145,13 @@ def missing_set_lines(data: DataConfig, evaluation: EvalConfig) -> tuple[str, ..
 
 
 def _advice(spec: str, data: DataConfig, others: Sequence[str] = ()) -> str:
-    """Returns the end of an error message: the command that downloads the sets.
+    """Returns the end of an error message: a semicolon and the command that downloads the sets.
+
+    The result is empty if the command can download none of the sets.
 
     Args:
-      spec: a set.
-      others: other sets, which the command includes if it can download them.
-
-    Returns:
-      The advice, after a semicolon. Empty if the command can download none of the sets.
+      spec: a missing set.
+      others: other missing sets.
     """
     command = ""
     for name in (spec, *others):

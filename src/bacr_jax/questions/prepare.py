@@ -1,4 +1,4 @@
-"""Writes the folder of question sets that the configs read, from the public sources or a copy."""
+"""Writes the folder of question sets that the configs read, from public sources or from copies."""
 
 import contextlib
 import hashlib
@@ -30,14 +30,14 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
 
     Args:
       directory: folder to write to, created if missing. Existing sets are not overwritten.
-      names: keys of `PUBLISHED_SETS`; all of them if empty.
-      origin: a folder or an archive with copies of the sets; the hub if None.
+      names: keys of `PUBLISHED_SETS`. If empty, all sets are prepared.
+      origin: a folder or an archive with copies of the sets, or None for the hub.
 
     Yields:
-      A line about each set. A set that can't be read is left out with a line.
+      A log line about each set, with the reason if the set can't be read and is left out.
 
     Raises:
-      UserError: a set in `names` was left out, or all sets were.
+      UserError: a set in `names` was left out, or all sets were left out.
     """
     unknown = [name for name in names if name not in PUBLISHED_SETS]
     if unknown:
@@ -85,11 +85,11 @@ def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool
     Args:
       directory: folder of all sets.
       name: key of `PUBLISHED_SETS`.
-      folder: folder with copies of sets; the hub if None.
-      alone: True if no other set is prepared, so `folder` itself can be the copy of the set.
+      folder: folder with copies of sets, or None for the hub.
+      alone: True if no other set is prepared, so that `folder` itself can be the copy of the set.
 
     Returns:
-      A line about the set.
+      A log line about the set.
     """
     published = PUBLISHED_SETS[name]
     record = _read_record(directory)
@@ -129,8 +129,8 @@ def _read_split(name: str, published: PublishedSet, source: str, split: str) -> 
     """Reads the rows of a split and checks their number.
 
     Returns:
-      The rows. None if an optional split is missing: the configs evaluate MATH-500 instead of
-      MATH's other test problems.
+      The rows, or None if MATH's test split is missing. This split is optional, because the configs
+      evaluate MATH-500.
 
     Raises:
       UserError: the split is missing, or has another number of rows than the published one.
@@ -154,7 +154,7 @@ def _read_split(name: str, published: PublishedSet, source: str, split: str) -> 
 def _described(
     path: Path, name: str, source: PublishedSet, split: Split, rows: int
 ) -> tuple[dict[str, Any], str]:
-    """Returns the entry of a written file in sources.json, and a remark about its fingerprint."""
+    """Returns a file's entry in sources.json, and a remark about its fingerprint for the log."""
     questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
     digest = fingerprint(questions.questions, questions.answers)
     expected = source.fingerprints.get(split)
@@ -180,12 +180,13 @@ def _find_split(folder: Path, published: PublishedSet, split: str, *, alone: boo
     """Finds a split of a set in a folder with copies.
 
     Args:
-      folder: folder with copies; up to three levels below it are searched for the set's folder.
+      folder: folder with copies. The set's folder can be up to three levels below.
       split: split to find.
-      alone: True if `folder` itself can be the copy if the set's folder is not in it.
+      alone: True to use `folder` itself if it contains no folder with the name of the set.
 
     Returns:
-      Path of the file NAME/SPLIT.jsonl (or another suffix) if it exists, else of the folder NAME.
+      Path of the file for the split (such as SET/train.jsonl) if it exists, else of the set's
+      folder.
     """
     candidates = list[Path]()
     for pattern in ("*", "*/*", "*/*/*"):
@@ -210,7 +211,7 @@ def _find_split(folder: Path, published: PublishedSet, split: str, *, alone: boo
 
 @contextlib.contextmanager
 def _folder_of(origin: Path | None) -> Iterator[Path | None]:
-    """Yields the folder of the option `--from`. An archive is unpacked into a temporary folder."""
+    """Yields the folder given by `--from`. An archive is unpacked into a temporary folder."""
     if origin is None or origin.is_dir():
         yield origin
         return
@@ -249,7 +250,7 @@ def _check_size(archive: Path, size: int) -> None:
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
-    """Reads the sources of the existing files from sources.json. Empty if it does not exist."""
+    """Returns the content of sources.json, or an empty dictionary if it does not exist."""
     path = directory / RECORD
     if not path.exists():
         return {}
@@ -263,7 +264,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
 
 
 def _check_writable(path: Path, text: str) -> None:
-    """Checks that a text can be encoded, and that no file with another text exists."""
+    """Checks that a text is valid Unicode, and that `path` has no different content yet."""
     try:
         content = text.encode()
     except UnicodeEncodeError as error:

@@ -14,8 +14,7 @@ class PublishedSet:
       rows: number of rows of each split.
       licence: licence of the dataset.
       folders: accepted names of a folder with a copy of the dataset.
-      fingerprints: `fingerprint` of the usable questions of each split. Splits whose fingerprint is
-        unknown are missing.
+      fingerprints: `fingerprint` of the usable questions of each split. May lack some splits.
     """
 
     hub: str

@@ -49,20 +49,20 @@ class QuestionSet:
     Attributes:
       name: name of the set.
       questions: texts that the model reads.
-      answers: gold answers; empty if only a scoring function can grade answers.
+      answers: gold answers. A text is empty if only a scoring function can grade the answer.
       levels: difficulty levels from 1 (easy) to 5, or 0 if unknown.
       groups: difficulty groups from 0 (easiest) to K - 1.
       ids: identifiers, unique in the set.
-      subjects: field or course of each question; empty if unknown.
-      rows: (source, row) of each question (`questions.source`); None for a set that was built
+      subjects: field or course of each question. Empty if unknown.
+      rows: (source, row) of each question (`questions.source`), or None for a set that was built
         without sources.
       duplicates: True for a near-duplicate of a question of the set `compared_with`.
-      compared_with: name of the training set that was searched for near-duplicates; empty if none.
+      compared_with: name of the training set that was searched for near-duplicates. Empty if none.
       left_out: rows of the sources that are not in the set.
       relative_tolerance: maximum relative error of a correct numeric answer.
       score: how answers are scored: by the rules of the grader ("rules"), by exact comparison
         ("exact"), or by a file with a scoring function (`Source.score`).
-      note: remarks of the sources for readers of the set's results; empty if none.
+      note: remarks of the sources for readers of the set's results. Empty if there are none.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """Defines the protocol of all question sources, and builds question sets from sources.
 
-Tables, procedural tasks, generators and user modules are sources. A source returns the rows of a
-split from `questions(split)` and the text that the model reads from `render(row)`. An answer is
-scored by rules or by `score(answer, row)`, which returns a number in [0, 1]. `trace(row, style)` is
-optional and returns a thinking text (trace) for a supervised warm-up, in one of several styles such
-as short or long.
+Tables, procedural tasks, generators and user modules are sources. `questions(split)` returns the
+rows of a split, and `render(row)` returns the question that the model reads. Answers are scored by
+rules or by `score(answer, row)`, which returns a number in [0, 1]. The optional function
+`trace(row, style)` returns a thinking text (trace) for a supervised warm-up, in one of several
+styles such as short or long.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ class Row:
 
     Attributes:
       id: identifier, unique in the split.
-      question: text of the question; empty if the row can't be used.
+      question: text of the question. Empty if the row can't be used.
       answer: a correct answer. None if none is known, so that only `score` can grade answers.
-      metadata: other values that render, score and trace need, of Python's built-in types.
+      metadata: other values for render, score and trace, of Python's built-in types.
       level: difficulty level from 1 (easy) to 5, or 0 if unknown.
     """
 
@@ -63,14 +63,14 @@ def question_of(row: Row) -> str:
 def no_question_reason(row: Row) -> str:
     """Returns the reason why the question of a left-out row is empty.
 
-    It is the reason that the reader of the table stored in the row's metadata, or `NO_QUESTION`.
+    The reason is read from the row's metadata. It is `NO_QUESTION` if the metadata has none.
     """
     return str(row.metadata.get(REASON, NO_QUESTION))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of questions, which consists of pure functions.
+    """A source of questions, which consists of pure functions and settings for grading.
 
     Attributes:
       name: name of the source.
@@ -84,7 +84,7 @@ class Source:
         warm-up. The text is empty if the row has no trace.
       styles: names of the styles that `trace` accepts, from short to long texts.
       relative_tolerance: maximum relative error of a correct numeric answer.
-      note: a remark for readers of the set's results; empty if none.
+      note: a remark for readers of the set's results. Empty if there is none.
     """
 
     name: str
@@ -105,8 +105,8 @@ def question_set(
     """Builds the question set of a source, or of a weighted mixture of sources.
 
     The numbers of rows in a mixture are proportional to the weights. The source with the fewest
-    rows relative to its weight is included in full. Of every other source, evenly spaced rows are
-    included.
+    rows relative to its weight is used in full. From every other source, rows are selected at even
+    intervals.
 
     Args:
       parts: weight and source of each part of the mixture.
@@ -130,7 +130,7 @@ def question_set(
     rows_per_weight = min(len(rows) / weight for (weight, _), rows in zip(parts, usable_rows))
     selected_rows = list[tuple[Source, Row]]()
     for (weight, source), rows in zip(parts, usable_rows):
-        # Rounding errors must not remove a row.
+        # The small number prevents a rounding error from removing a row.
         count = min(int(rows_per_weight * weight + 1e-9), len(rows))
         selected = set(np.linspace(0, len(rows), count, endpoint=False).astype(int).tolist())
         for index, row in enumerate(rows):
@@ -180,7 +180,7 @@ def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) 
 
     Args:
       prefix: text to insert before the ids.
-      left_out: list to which the other rows are appended with their reasons.
+      left_out: list to which all other rows are appended, with the reason.
     """
     needs_answer = source.score in (RULES, EXACT)
     usable = []

@@ -14,7 +14,7 @@ from bacr_jax.questions.question_set import QuestionSet
 
 SHINGLE = 3
 # Minimum resemblance (Jaccard index of shingles) of near-duplicates. It was chosen by reading pairs
-# of questions from MATH train and MATH-500: both questions of a pair above it ask for the same
+# of questions from MATH train and MATH-500. Above it, both questions of a pair ask for the same
 # thing.
 THRESHOLD = 0.6
 
@@ -43,9 +43,9 @@ def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.n
 
     The resemblance is the Jaccard index of the texts' shingles (three consecutive tokens).
 
-    The result is exact, although not every pair is compared: if the resemblance of A and B is at
-    least t, they share t |A| shingles, so B has one of the |A| - ceil(t |A|) + 1 rarest shingles
-    of A.
+    Only pairs that share a rare shingle are compared, but the result is exact: if the resemblance
+    of A and B is at least t, B contains at least ceil(t |A|) of the |A| shingles of A. It therefore
+    contains one of the |A| - ceil(t |A|) + 1 rarest shingles of A.
     """
     known_shingles = [shingles(text) for text in known]
     # Maps each shingle (a sequence of words) to the indices of the known texts that contain it.
@@ -61,7 +61,7 @@ def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.n
     for row, question in enumerate(questions):
         question_shingles = shingles(question)
         size = len(question_shingles)
-        # Rounding errors must not raise the number of shared shingles.
+        # The small number prevents a rounding error from raising the result.
         min_shared = math.ceil(THRESHOLD * size - 1e-9)
         rarest = sorted(question_shingles, key=num_texts)[: size - min_shared + 1]
         candidates = set[int]()
@@ -110,7 +110,7 @@ def _hash(text: str) -> bytes:
 def held_out(questions: Sequence[str], size: int) -> Bool[np.ndarray, "n"]:
     """Returns a mask of the held-out questions: the `size` distinct texts with the smallest hashes.
 
-    All copies of a text are held out together. At most a tenth of the distinct texts is held out
+    All copies of a text are held out together. `size` is limited to a tenth of the distinct texts
     (docs/data.md).
     """
     texts = [identity(question) for question in questions]

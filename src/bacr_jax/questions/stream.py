@@ -1,9 +1,9 @@
 """Orders the training questions: shuffled within each difficulty group, and resumable.
 
 The scheduler chooses the difficulty group of each question of a batch (paper Eq. 6), and the stream
-chooses the question. Each group is a Grain dataset that is shuffled anew in every pass, so each
-question of a group is drawn once before any is drawn again. The state of the stream is one cursor
-per group, the number of questions drawn so far, and checkpoints store nothing else.
+chooses the question. Each group is a Grain dataset that is shuffled anew in every pass, so every
+question of a group is drawn once per pass. The state of the stream consists of one cursor per
+group, which is the number of questions drawn so far. Checkpoints store only these cursors.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class QuestionStream:
         Args:
           groups: difficulty group of each question, in [0, num_groups).
           num_groups: number of groups K.
-          seed: fixes the order of every pass.
+          seed: seed of the shuffled orders.
         """
         # Imported here because Grain is not installed on every machine.
         import grain
@@ -44,7 +44,7 @@ class QuestionStream:
 
         Args:
           cursors: number of questions drawn so far from each group.
-          groups: group of each question to draw. A group without questions is an error.
+          groups: group of each of the Q questions to draw. The groups must not be empty.
 
         Returns:
           Index of each question in the set (int32), and the new cursors.

@@ -1,6 +1,6 @@
-"""Rejects folders whose subsets have the same questions, such as GSM8K's `main` and `socratic`.
+"""Rejects folders with several versions of the same questions, such as GSM8K's two subsets.
 
-If such subsets were read together, every question would be in the set several times.
+If the subsets `main` and `socratic` of GSM8K were read together, every question would occur twice.
 """
 
 import re
@@ -29,7 +29,7 @@ def check_subsets(files: Mapping[Path, list[Record]], question: str, where: str)
     """Checks that the files of different subsets have different questions.
 
     Args:
-      files: rows by file. The paths are relative to the folder of the set.
+      files: rows of each file, keyed by its path relative to the folder of the set.
       question: column of the question.
       where: the set as the user wrote it, for the error message.
 
@@ -74,8 +74,8 @@ def _shared_questions(texts: Mapping[Subset, set[str]]) -> Counter[tuple[Subset,
 def _subset_of(path: Path, num_rows: int) -> Subset:
     """Returns the key of a file's subset, which is the same for all shards of a table.
 
-    All files with a single row in a folder are one subset, because the original MATH has a file for
-    each question.
+    In a folder, all files with a single row belong to the same subset, because the original MATH
+    has one file per question.
     """
     name = _SHARD.sub("", path.stem) if num_rows > 1 else ""
     return path.parent, name, path.suffix.lower()
@@ -90,7 +90,7 @@ def _path_of(folder: Path, members: Sequence[Path], files: Iterable[Path]) -> st
       files: files of all subsets.
 
     Returns:
-      The outermost folder that contains this subset and no other, or else the subset's files.
+      The outermost folder that contains only this subset. If there is none, the subset's files.
     """
     others = [path for path in files if path not in members]
     outermost = None

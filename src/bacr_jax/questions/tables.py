@@ -1,7 +1,7 @@
 """Reads the rows of question sets from JSONL, JSON, CSV and Parquet.
 
-A set is a file, a folder, or a dataset of the Hugging Face hub. Only NumPy is needed, except that
-Parquet files and the hub need the extra `hub`.
+A set is a file, a folder, or a dataset of the Hugging Face hub. Parquet files and the hub require
+the packages of the extra `hub`. The other formats only require NumPy.
 """
 
 import csv
@@ -51,10 +51,10 @@ _SHORT_FLOATS: dict[str, Any] = {
 
 
 class SetNotFound(UserError):
-    """The file or folder of a set does not exist, or the hub does not provide it.
+    """Raised if the file or folder of a set does not exist, or the hub does not have it.
 
     Attributes:
-      what: the reason, without the set's name and without advice.
+      what: what is missing, without the name of the set and the advice in the full message.
     """
 
     def __init__(self, where: str, what: str, advice: str):
@@ -82,8 +82,8 @@ def read_files(
       base: folder of relative paths.
       split: "train" or "test", which selects the files of a folder. It is ignored if `path` is a
         file.
-      any_split: True if the set is published as a single split, so that all files are read even if
-        their names name another split.
+      any_split: True if the set is published as a single split. All files are then read, even if
+        their names contain the name of another split.
       where: name of the set in error messages.
 
     Returns:
@@ -108,7 +108,7 @@ def read_files(
 
 
 def find(path: str, *, base: str, where: str) -> Path:
-    """Returns the file or folder of a set; a dataset of the hub is downloaded if needed.
+    """Returns the file or folder of a set, and downloads a dataset of the hub if needed.
 
     Raises:
       SetNotFound: the file or folder does not exist.
@@ -131,10 +131,10 @@ def _local_path(path: str, base: str, where: str) -> Path:
 
 
 def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:
-    """Returns the files of a split, which are the files whose path contains a word for the split.
+    """Returns the files of a split: all files whose path contains a word such as "train".
 
-    All files are returned if no path contains a word for any split. They are also returned if
-    `any_split` is True and all paths name the same split.
+    If no path contains a word for any split, all files are returned. If `any_split` is True and all
+    paths name the same split, all files are returned too.
 
     Raises:
       UserError: if the folder contains no tables, or tables of other splits only.
@@ -160,7 +160,7 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
 
 
 def _table_files(folder: Path) -> Iterator[Path]:
-    """Yields the files with a known suffix in a folder; hidden files and folders are skipped."""
+    """Yields the files with a known suffix in a folder. Hidden files and folders are skipped."""
     for file in folder.rglob("*"):
         parts = file.relative_to(folder).parts
         is_hidden = any(part.startswith(".") for part in parts)
@@ -169,7 +169,7 @@ def _table_files(folder: Path) -> Iterator[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Returns the split that a path names, or an empty string if the path names no split."""
+    """Returns the split whose name occurs in a path, or an empty string if there is none."""
     words = set(re.split(r"[^a-z]+", str(path).lower()))
     for name, spellings in SPLITS.items():
         if not words.isdisjoint(spellings):
@@ -178,7 +178,7 @@ def _split_of(path: Path) -> str:
 
 
 def _module(name: str, where: str, what: str) -> Any:
-    """Imports an optional module; `what` needs it, as the error message states."""
+    """Imports the optional module `name`, which the feature `what` requires."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -222,7 +222,7 @@ def _download(path: str, where: str) -> Path:
 
 
 def _read(file: Path, where: str) -> list[Record]:
-    """Reads the rows of a file in the format that its suffix names."""
+    """Reads the rows of a file. Its suffix determines the format."""
     suffix = file.suffix.lower()
     try:
         if suffix == ".parquet":
@@ -249,9 +249,9 @@ def _read(file: Path, where: str) -> list[Record]:
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Record]:
-    """Parses a list of objects, or a single object, which is one row.
+    """Parses a JSON list of rows (objects), or a single row.
 
-    JSONL is accepted too, because some sets have it in files named .json.
+    JSONL is accepted too, because some sets use it in files with the suffix .json.
     """
     try:
         content = parse_json(text, table=True)
@@ -332,8 +332,9 @@ def _column_cells(column: Any, pyarrow: Any) -> list[Any]:
 def _to_json_value(cell: Any, arrow_type: Any) -> Any:
     """Converts a cell to a value that JSON can represent.
 
-    Decimals, dates and bytes become text; bytes that are not UTF-8 become None. A short float
-    becomes the double with the fewest digits that rounds to it: 0.1 instead of 0.10000000149.
+    Decimals, dates and bytes are converted to text. Bytes that are not UTF-8 are converted to None.
+    A 16-bit or 32-bit float is converted to the double with the fewest digits that rounds to it,
+    such as 0.1 instead of 0.10000000149.
 
     Args:
       cell: value of the cell in Python's types.

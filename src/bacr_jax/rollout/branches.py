@@ -36,10 +36,10 @@ CUTS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive truncation points (cuts) of n traces, for which answers are decoded together.
+    """m consecutive truncation points (cuts) of n traces, whose answers are decoded together.
 
     Attributes:
-      first: index of the first cut of the chunk among all cuts of a trace.
+      first: index of the chunk's first cut among all cuts of a trace.
       cuts: number of thinking tokens before each cut. The last cut is repeated to fill the chunk.
       wanted: True if an answer must be decoded at the cut. False if an earlier cut is at the same
         position, or if the cut only fills the chunk.
@@ -53,14 +53,14 @@ class Chunk:
 def split(
     cuts: Int[np.ndarray, "n M"], source: Int[np.ndarray, "n M"], at_once: int
 ) -> list[Chunk]:
-    """Splits truncation points (cuts) into chunks with the same number of cuts.
+    """Splits the truncation points (cuts) of n traces into chunks of `at_once` cuts.
 
     Chunks in which no cut needs an answer are omitted.
 
     Args:
       cuts: number of thinking tokens before each cut.
       source: index of the cut whose answer is used at each cut (`rewards.distinct_cuts`).
-      at_once: number of cuts per chunk.
+      at_once: number of cuts per chunk and trace.
     """
     num_cuts = cuts.shape[1]
     padding = ((0, 0), (0, -num_cuts % at_once))
@@ -120,8 +120,7 @@ class BranchState:
 
     Attributes:
       cache: keys and values of the branches per layer, [B M, K, A, H] each. The branches of a trace
-        are adjacent, in the same order as their queries, so that a step can write its slice in
-        place.
+        are adjacent.
       tokens: forced tokens, then sampled tokens of each branch.
       context: number of tokens of prompt and thinking that each branch attends to.
       forced: number of forced tokens at the start of each branch.
@@ -354,8 +353,8 @@ def decode_branches(
 ) -> BranchState:
     """Runs `num_steps` decoding steps of all branches (answers), beginning with step `start`.
 
-    The arguments are as for `branch_step`. The state is donated. The cache of prompts and thinking
-    is only read. Like `trunks.decode_trunks`, the loop never waits for the host.
+    The other arguments are as for `branch_step`. The state is donated, so it is updated in place.
+    The loop runs entirely on the device.
     """
 
     def advance(i: Array, state: BranchState) -> BranchState:

@@ -29,7 +29,9 @@ def _kernel(
     *,
     logsumexp: bool = False,
 ) -> Any:
-    """Returns the attention output [B, K, G, H] of one token per row.
+    """Returns the attention output [B, K, G, H] of one token per row (trace).
+
+    K is the number of key/value heads, and G the number of query heads per key/value head.
 
     Args:
       lengths: number of keys that each row's token attends to.
@@ -128,7 +130,7 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-    """Compiles the attention of thinking and of answers, once for each combination of sizes."""
+    """Compiles the attention kernels for thinking and for answers. Results are cached by shape."""
     keys: Any = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
     cache = LayerCache(keys, keys)
     q = jax.ShapeDtypeStruct((rows, 1, heads * group, head_dim), dtype)

@@ -55,10 +55,10 @@ class StepResult:
 
 
 def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
-    """Constrains the sharding of a decoding state, inside jit.
+    """Shards a decoding state over the devices of a mesh. Must be called inside jit.
 
     Rows are sharded over the mesh axes `data` and `fsdp`. Heads and logits are sharded over the
-    axis `tensor` if its size divides them.
+    axis `tensor` if its size divides their number.
     """
     phi = state.phi
     if phi is not None:
@@ -86,8 +86,8 @@ def run_blocks(
 
     Args:
       attend: function that computes the attention of a layer.
-      read: first argument of `attend` for each layer, such as its cache. All layers have the same
-        shapes.
+      read: first argument of `attend` for each layer, such as its cache. The shapes must be the
+        same for all layers.
 
     Returns:
       The residual stream, and the cache that `attend` returned for each layer.
@@ -178,7 +178,7 @@ def count_tokens(state: _State, result: StepResult, limit: Int[Array, "..."] | i
     number of sampled tokens is reached, or the logits are non-finite.
 
     Args:
-      state: state of the trunks or of the branches.
+      state: state of the prompts with thinking (trunks) or of the answers (branches).
       result: result of the step.
       limit: maximum number of sampled tokens of each row.
     """

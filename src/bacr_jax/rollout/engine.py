@@ -48,9 +48,9 @@ class OpenBranches:
       trunk_cache: cached keys and values of prompts and thinking, per layer.
       trunks: the prompts with their thinking.
       state: decoding state of the answers.
-      places: index of each requested slot's trace in `trunks` and `state`.
+      places: index in `trunks` and `state` of the trace in each requested slot.
       first_cut: index of the first truncation point in `state` among all truncation points of a
-        trace. It is not 0 if truncation points are answered in chunks.
+        trace. Greater than 0 for later chunks, if truncation points are answered in chunks.
     """
 
     trunk_cache: tuple[LayerCache, ...]
@@ -78,10 +78,9 @@ def distinct_prompts(
       count: maximum number of distinct prompts.
 
     Returns:
-      (first, source). `first` contains, for each distinct prompt, the index of a row of the batch
-      with this prompt, padded by repetition to a length of `count`. `source` contains, for each
-      row, the position of its prompt in `first`. `source` is None if there are more than `count`
-      distinct prompts.
+      (first, source). `first` contains the index of one row for each distinct prompt, repeated to a
+      length of `count`. `source` contains the position of each row's prompt in `first`, or is None
+      if there are more than `count` distinct prompts.
     """
     text = np.column_stack([prompts.lengths, prompts.tokens])
     _, first, source = np.unique(text, axis=0, return_index=True, return_inverse=True)
@@ -106,7 +105,7 @@ class SlotDecoder:
     def __init__(
         self, params: DecodeParams, prompts: Prompts, key: jax.Array, setup: SamplingSetup
     ):
-        """Creates a decoder without traces: all of its slots, which hold one trace each, are free.
+        """Creates a decoder in which all slots (places for one trace each) are free.
 
         The arguments are as for `rollouts.generate`.
 
@@ -216,7 +215,7 @@ class SlotDecoder:
         slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """Prefills the prompts of one batch of traces, which must have one of the sizes `sizes`.
+        """Prefills the prompts of one batch of traces. The batch size must be in `self.sizes`.
 
         Args:
           rows: the rows of this batch.
@@ -348,11 +347,11 @@ class SlotDecoder:
         return dataclasses.replace(opened, state=state)
 
     def with_current_caches(self, opened: OpenBranches) -> OpenBranches:
-        """Returns unfinished answers (branches) that read the current caches of the thinking.
+        """Makes unfinished answers (branches) use the current caches of the thinking.
 
-        Prefilling prompts or decoding thinking replaces the caches. Answers that are still being
-        decoded can continue with the new caches, if they use all slots in order and their slots
-        were not prefilled again.
+        Call this after other prompts were prefilled or other thinking was decoded, which replaces
+        the caches. The answers must use all slots in order, and their slots must not have been
+        prefilled again.
         """
         return dataclasses.replace(opened, trunk_cache=self._state.cache)
 

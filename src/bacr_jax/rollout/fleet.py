@@ -57,7 +57,7 @@ class ServersLost(Preempted):
 
 @runtime_checkable
 class SampleTraces(Protocol):
-    """A sampler of training rollouts: the built-in decoder or a fleet of servers."""
+    """Interface for sampling training rollouts with the built-in decoder or a fleet of servers."""
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
         """Loads parameters of the policy, with which later rollouts are sampled.
@@ -86,9 +86,9 @@ class SampleTraces(Protocol):
 class Fleet:
     """A group of vLLM servers that sample with the same version of the policy.
 
-    A fleet replaces the built-in decoder and implements `SampleTraces`. If a server is lost,
-    another server samples its unfinished traces again with the same seeds. Lost servers are tried
-    again at the next weight update.
+    A fleet replaces the built-in decoder and implements `SampleTraces`. If a server is lost, for
+    example because it no longer responds, another server samples its unfinished traces again with
+    the same seeds. Lost servers are tried again at the next weight update.
 
     Attributes:
       servers: all servers.
@@ -210,7 +210,7 @@ class Fleet:
         self._check(params, version, poll)
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
-        """Writes the weights to a folder, lets all servers load it, and deletes older folders."""
+        """Writes the weights to a folder, makes all servers load it, and deletes older folders."""
         path = self.folder / f"version-{version}"
         is_first_push = self.version is None and not self.alive
         self.version = None
@@ -277,7 +277,7 @@ class Fleet:
             )
 
     async def _start_problem(self, server: Server) -> str | None:
-        """Returns the reason to wait for a server, or None if the server has started."""
+        """Returns why a server has not started yet, or None if it has started."""
         try:
             await server.find()
         except Refused as refused:
@@ -287,7 +287,7 @@ class Fleet:
         return None
 
     async def _push(self, server: Server, path: Path, version: int) -> None:
-        """Lets a server load the weights. A server that fails to load them is marked as lost."""
+        """Makes a server load the weights. A server that fails to load them is marked as lost."""
         try:
             await server.load(str(path.absolute()), str(version))
             # Connect after loading, because a server whose previous learner died while loading

@@ -54,8 +54,8 @@ class Probe:
     """Two functions with which the learner checks the weights of a server.
 
     Attributes:
-      draw: function that maps the version number of the weights to contexts without responses. Each
-        version has different contexts.
+      draw: function that returns contexts with empty responses. Its argument is the version number
+        of the weights, and each version has different contexts.
       score: function that returns the log-probability, in nats, of every possible next token after
         each context.
     """
@@ -84,16 +84,15 @@ def evidence_of_stale_weights(
     """Returns the evidence that a server still samples with the previous weights.
 
     The result is the log-likelihood ratio of "the server has the previous weights" to "the server
-    has the current weights". A token counts if the learner's log-probabilities under the two
-    weights differ, and if the server's log-probability is more than twice as close to one of them
-    as to the other. The size of the distance is not used, so no assumption about the size of
-    rounding errors is needed.
+    has the current weights". A token is counted if its log-probability differs between the two
+    weights, and if the server's value is more than twice as close to one of them as to the other.
+    The sizes of the distances are not used, so the size of rounding errors need not be known.
 
     Args:
       theirs: the server's log-probabilities of the tokens that it sampled.
       ours: log-probabilities of these tokens under the current weights.
       before: log-probabilities of these tokens under the previous weights.
-      bound: entry of `BOUNDS` for the dtype of the server.
+      bound: maximum root mean square difference for the dtype of the server (`BOUNDS`), in nats.
     """
     differs = np.abs(ours - before) > _RESOLUTION * bound
     to_current = np.abs(theirs - ours)

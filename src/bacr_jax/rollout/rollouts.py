@@ -43,8 +43,8 @@ class Rollout:
 
     Attributes:
       trunks: prompts and sampled thinking.
-      branches: sampled answers. With A answers per truncation point, branch m A + a is answer a at
-        truncation point m.
+      branches: sampled answers. With A answers per truncation point, branch m * A + a is answer a
+        at truncation point m.
       counters: statistics by name:
 
         * row_steps: number of decoding steps, summed over slots while thinking is decoded, and over
@@ -140,7 +140,7 @@ class RolloutLoop:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the wall-clock seconds of a phase to `work`. Use it as a context manager."""
+        """Adds the wall-clock seconds of a `with` block to the phase `name` in `work`."""
         started = time.perf_counter()
         yield
         seconds = self.work.get(name, 0.0)
@@ -390,7 +390,7 @@ def precompile(
 def _programs(
     engine: SlotDecoder, num_cuts: int, *, refilled: bool, rows: int | None
 ) -> list[Callable[[], None]]:
-    """Returns functions that each run one compiled program, in the order in which to call them.
+    """Returns one function per compiled program, which runs it. Call them in the returned order.
 
     Args:
       engine: decoder whose programs are run.

@@ -49,17 +49,17 @@ class RolloutRequest:
     """A request to sample B rows (one trace each), on the host.
 
     Attributes:
-      budgets: thinking budget of each row that the policy receives as input, in tokens, from 0 to
+      budgets: thinking budget that the policy receives as input for each row, in tokens, from 0 to
         spec.max_thinking. NO_BUDGET for rows without a budget.
       cuts: number of thinking tokens before each truncation point (cut), at which an answer is
         sampled. With M = 0 cuts, only thinking is sampled.
       ids: global row ids, which determine the random numbers of the rows. None for 0..B-1.
       limits: maximum number of thinking tokens of each row, not counting the grace window, in which
-        a row may continue to the next line break. None for the budget, or for spec.max_thinking if
-        the budget is NO_BUDGET. If limits and budgets differ, the budgets must also be passed to
+        a row may continue to the next line break. None uses the budgets, or spec.max_thinking for
+        rows without a budget. If limits and budgets differ, the budgets must also be passed to
         `make_batch` in the argument `policy_budgets`.
-      streams: index of each row's PRNG key and temperature, 0..C-1. Required if there are several
-        keys. None for a single key.
+      streams: index of each row's PRNG key and temperature, from 0 to C - 1. Required if there are
+        C > 1 keys. None for a single key.
     """
 
     budgets: Int[np.ndarray, "B"]
@@ -93,7 +93,7 @@ class RolloutRequest:
 
 
 def _to_int32(numbers: Any) -> Any:
-    """Converts numbers to int32 and clips them to the int32 range."""
+    """Clips numbers to the int32 range and converts them to int32."""
     bounds = np.iinfo(np.int32)
     return np.clip(numbers, bounds.min, bounds.max).astype(np.int32)
 

@@ -42,7 +42,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class VocabPart:
-    """A set of reductions over the vocabulary, which may be sharded over devices.
+    """Reductions over the vocabulary, which may be sharded over devices.
+
+    Each device calls the methods with its part of the vocabulary and gets the result for all of it.
 
     Attributes:
       axis: mesh axis over which the vocabulary is sharded, inside `jax.shard_map`. None if every
@@ -84,8 +86,7 @@ class VocabPart:
         """Splits this device's vocabulary entries into blocks of `BLOCK` token ids.
 
         Returns:
-          The entries by block, where entries of other devices are 0, and the index of the first
-          block.
+          (entries by block, index of the first block). Entries of other devices are 0.
         """
         rows, n = x.shape
         start = self._start(x)
@@ -141,7 +142,7 @@ class VocabPart:
         return chosen * BLOCK + entry(within, result), result
 
     def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
-        """Returns one entry of `x` per sequence (row). `x` has an entry for each token id."""
+        """Returns the entry of `x` for one token id per sequence (row)."""
         local = ids - self._start(x)
         if self.axis is None:
             values = jnp.take_along_axis(x, local[:, None], axis=-1)
@@ -158,7 +159,7 @@ class VocabPart:
 
         Args:
           flags: flags of the vocabulary entries that are stored on this device.
-          count: number of the entry in each row, counted from 1 over all devices.
+          count: which flagged entry to return for each row, counted from 1 over all devices.
         """
 
         def block(sums: Array) -> tuple[Array, Array]:
@@ -229,9 +230,9 @@ def sampling_params(
 
 
 def _order(x: Num[Array, "..."]) -> Int[Array, "..."]:
-    """Maps finite fp32 numbers to int32 numbers in the same order.
+    """Maps finite fp32 numbers to int32 numbers that are in the same order.
 
-    The function is its own inverse: an int32 argument is mapped back to the bits of the fp32
+    The function also computes the inverse: an int32 argument is mapped back to the bits of the fp32
     number, as int32.
     """
     bits = x
@@ -248,14 +249,13 @@ def lowest_kept(
 ) -> RowFloats:
     """Returns the lowest score within the nucleus.
 
-    A score s is within the nucleus if tokens with higher scores have a total mass of less than
-    top_p. This mass increases as s decreases. A bisection over the fp32 numbers therefore finds the
-    lowest score with 32 sums over the vocabulary. Sorting the vocabulary takes about three times as
-    long on a GPU.
+    A score s is within the nucleus if tokens with higher scores have a total probability of less
+    than top_p. This total increases as s decreases, so a bisection over the fp32 numbers finds the
+    lowest score with 32 sums over the vocabulary. Sorting takes about three times as long on a GPU.
 
     Args:
       scores: scaled logits.
-      mass: normalized probability of each token.
+      mass: probability of each token.
     """
 
     def to_float(order: Array) -> Array:
@@ -279,9 +279,9 @@ def lowest_kept(
 def truncate(scores: Scores, sampling: SamplingParams, part: VocabPart = WHOLE) -> Scores:
     """Masks the scores of all tokens outside the nucleus with `_DISALLOWED`.
 
-    The nucleus is the smallest set of most likely tokens whose total mass reaches top_p. It always
-    contains the most likely token. If several tokens have the lowest score in the nucleus, the
-    tokens with the lowest ids are kept.
+    The nucleus is the smallest set of most likely tokens whose total probability reaches top_p. It
+    always contains the most likely token. Among tokens that are tied at the lowest score in the
+    nucleus, the lowest ids are kept.
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])
@@ -307,11 +307,11 @@ def first_reaching(mass: Float[Array, "R n"], share: RowFloats) -> tuple[TokenId
     An index without mass is never returned, regardless of rounding errors.
 
     Args:
-      mass: unnormalized probability mass of each entry.
+      mass: unnormalized probability of each entry.
       share: random number in [0, 1) per row.
 
     Returns:
-      Indices, and the total mass.
+      (sampled index, total mass) of each row.
     """
     total = jnp.cumsum(mass, axis=-1)
     positive = mass > 0
@@ -362,7 +362,7 @@ def _sample(
     sampling: SamplingParams,
     part: VocabPart,
 ) -> tuple[TokenIds, RowFloats]:
-    """Samples tokens like `sample_tokens`, on a device that may have only a part of the vocabulary.
+    """Samples tokens like `sample_tokens`, on a device that may store a part of the vocabulary.
 
     Args:
       shares: random numbers, uniform in [0, 1).
@@ -435,9 +435,7 @@ def sample_tokens(
 
 @pytree
 class RowIds:
-    """The ids that determine the random numbers of each row, together with key and position.
-
-    A row is one trace with its answers.
+    """The ids of each row (a trace with its answers), which determine its random numbers.
 
     Attributes:
       row: global row ids. -1 for a decoding slot without a row.

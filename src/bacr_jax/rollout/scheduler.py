@@ -20,15 +20,16 @@ FREE = -1
 
 
 def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
-    """Returns the possible numbers of rows (traces) that are prefilled or answered at once.
+    """Returns the possible numbers of traces (rows) that are prefilled or answered at once.
 
     A program is compiled for each of these sizes.
 
     Args:
       slots: number of decoding slots.
-      share: share of the slots that must have ended before they are answered and refilled.
-      multiple: number of row shards of a mesh. The smallest size and its doublings are multiples of
-        this number.
+      share: share of the slots whose thinking must have ended before they are answered and
+        refilled.
+      multiple: number of parts into which a mesh divides the slots. The smallest size and its
+        doublings are multiples of this number.
 
     Returns:
       The smallest batch size, its doublings up to half of the slots, and the number of slots, in
@@ -72,12 +73,16 @@ def spread_over_devices(
 ) -> Int[np.ndarray, "n"]:
     """Orders free slots so that traces sorted by length are distributed evenly over devices.
 
-    The devices take turns in ascending order, then in descending order, and so on.
+    Each device gets one slot per round. The devices are in ascending order in the first round, in
+    descending order in the second round, and so on.
 
     Args:
       slots: free slots, in ascending order.
       num_slots: number of slots of all devices. Each device has a block of adjacent slots.
       shards: number of devices.
+
+    Returns:
+      The free slots, in the order in which to assign the sorted traces to them.
     """
     device = slots // (num_slots // shards)
     first_of_device = np.searchsorted(device, device)
@@ -87,7 +92,7 @@ def spread_over_devices(
 
 
 def prefill_batches(widths: Int[np.ndarray, "n"], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Splits rows (one prompt each) into prefill batches with as little padding as possible.
+    """Splits rows (one prompt each) into prefill batches with the least possible padding.
 
     Rows are sorted by width in descending order, so a batch is as wide as its first row. If several
     splits are equally good, the one with the fewest batches is used.
@@ -159,7 +164,7 @@ class Scheduler:
         return not self.waiting and not self.occupied.any()
 
     def assign(self) -> tuple[np.ndarray, np.ndarray]:
-        """Moves waiting rows (traces) to free decoding slots until either are used up.
+        """Moves as many waiting rows (traces) as possible to free decoding slots.
 
         Returns:
           Indices of the rows, and the slot of each row.
@@ -174,10 +179,10 @@ class Scheduler:
         return rows, free
 
     def ready(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
-        """Returns the decoding slots whose answers should be decoded now. They are then free.
+        """Returns the decoding slots whose answers should be decoded now.
 
         A slot decodes one trace (row) at a time. The result contains all slots whose thinking has
-        ended, if every trace has ended, or if traces are waiting and the ended slots fill the
+        ended, if this is true for every trace, or if traces are waiting and these slots fill the
         smallest batch. Otherwise the result is empty.
 
         Args:

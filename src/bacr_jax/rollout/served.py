@@ -156,7 +156,7 @@ class RemoteSampling:
 
 
 def without_tag(task_data: TaskData) -> Callable[[Sequence[int]], int]:
-    """Builds `RemoteSampling.without_tag`, which counts the tokens before the closing tag."""
+    """Builds the function `RemoteSampling.without_tag` from the stop string of the thinking."""
     table = compile_stop_string(
         task_data.tokenizer, task_data.style.think_close, vocab_size=task_data.vocab_size
     )
@@ -210,8 +210,8 @@ def asked_rows(
 ) -> list[AskedRow]:
     """Converts the rows (traces) of a rollout to requests for servers.
 
-    The seed of a row depends only on its id and on its PRNG key, which is the key of its stream if
-    there are several keys.
+    The seed of a row depends only on its id and its PRNG key. Rows are divided into streams if
+    `key` contains several keys, one per stream.
     """
     key_data = jax.random.key_data(key)
     words_per_key = key_data.shape[-1]
@@ -254,7 +254,7 @@ async def together(
       rows: the coroutines.
       at_once: maximum number of coroutines in flight.
       poll: callback that is called at least twice per second.
-      on_rows: callback that receives new results, by the index of their coroutine.
+      on_rows: callback that receives a dictionary of new results, keyed by the coroutine's index.
     """
     semaphore = asyncio.Semaphore(at_once)
 

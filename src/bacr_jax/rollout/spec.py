@@ -54,7 +54,7 @@ class DecodeSpec:
 
     @property
     def transposes_keys(self) -> bool:
-        """True if caches store keys with positions as the last axis, which cuDNN can't read."""
+        """True if positions are the last axis of cached keys. cuDNN can't read such keys."""
         return self.attention == "xla"
 
     def condition(
@@ -114,7 +114,7 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def max_sampled(self) -> int:
-        """Returns the maximum number of sampled thinking tokens per trace, the buffer width."""
+        """Returns the maximum number of thinking tokens per trace, including the grace window."""
         return self.max_thinking + self.grace
 
     @property

@@ -248,8 +248,8 @@ def feed_tokens(
       cache: keys and values of previous positions. Updated in place.
       spec: static settings of the decoder.
       phi: budget embedding of each row. None without budget conditioning.
-      live: True for rows whose result is used. None for all rows. The keys of all other rows may be
-        skipped.
+      live: True for rows whose result is used. None for all rows. Attention may skip the keys of
+        all other rows.
 
     Returns:
       The fp32 logits of the next token, and the cache including this token.
@@ -367,8 +367,8 @@ def decode_trunks(
 ) -> TrunkState:
     """Runs `num_steps` decoding steps of the thinking of all traces in decoding slots.
 
-    The number of steps is static, so the loop never waits for the host. The state is donated. The
-    other arguments are as for `trunk_step`.
+    The number of steps is static, so the loop never waits for the host. The state is donated, so it
+    is updated in place. The other arguments are as for `trunk_step`.
     """
 
     def advance(_: Array, state: TrunkState) -> TrunkState:

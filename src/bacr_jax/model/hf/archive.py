@@ -35,7 +35,7 @@ FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Opens a safetensors file.
+    """Opens a safetensors file, as a context manager.
 
     Raises:
       UserError: If the file cannot be read.
@@ -105,7 +105,10 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def check_files(folder: str | Path, *, weights: bool = True) -> None:
-    """Verifies the files of a folder against its manifest, if it has one.
+    """Compares the files of a folder with the digests in its manifest, if it has one.
+
+    Args:
+      weights: False to skip weight files, which takes long for large models.
 
     Raises:
       UserError: If a file differs from the manifest.
@@ -194,7 +197,8 @@ class Stored:
     """A tensor to be written. Its values are fetched to the host only when they are written.
 
     Attributes:
-      dtype: name of the dtype in safetensors.
+      name: name of the tensor in the file.
+      dtype: name of the dtype in safetensors, such as BF16.
       fetch: function that returns the values in that dtype.
     """
 
@@ -210,9 +214,11 @@ class Stored:
 
 
 def stored(params: dict[str, Any], entry: Entry, dtype: str) -> Stored:
-    """Prepares a parameter for writing as a tensor in the checkpoint's orientation.
+    """Prepares a parameter for writing, transposed if the checkpoint stores its transpose.
 
     Args:
+      params: all parameters of the model.
+      entry: tensor of the checkpoint to prepare.
       dtype: name of the dtype in safetensors.
     """
 

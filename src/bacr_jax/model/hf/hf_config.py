@@ -14,20 +14,17 @@ from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Properties of a model family in config.json and model shape.
+    """A supported model family: its fixed properties, and its defaults for keys of config.json.
 
     Attributes:
       name: prefix of the family's class names in transformers.
-      qkv_bias: see `Qwen2Config`.
-      qk_norm: see `Qwen2Config`. The combination of qkv_bias and qk_norm is different for each
-        family.
-      head_dim: transformers' default if head_dim is missing. None for hidden_size /
-        num_attention_heads.
-      max_positions: transformers' default if max_position_embeddings is missing, in tokens.
-      kv_heads: transformers' default if num_key_value_heads is missing. None for
-        num_attention_heads.
-      off: keys of features that transformers supports for this family but this library does not.
-        They must be false.
+      qkv_bias: True if queries, keys and values have a bias.
+      qk_norm: True if queries and keys are normalized. No two families have the same combination of
+        qkv_bias and qk_norm.
+      head_dim: default of head_dim in transformers. None for hidden_size / num_attention_heads.
+      max_positions: default of max_position_embeddings in transformers, in tokens.
+      kv_heads: default of num_key_value_heads in transformers. None for num_attention_heads.
+      off: keys that must be false, because this library does not support the feature.
       unset: keys that must be missing or null, because they change the computation in transformers.
     """
 
@@ -49,8 +46,8 @@ class Family:
     def conditioned(self) -> str:
         """Returns the architecture name of the family's models with a budget module.
 
-        Their model_type is the same as without one. transformers knows this type, so it can
-        load the config and the tokenizer without our code.
+        The model_type does not depend on the budget module, so transformers can load the config
+        and the tokenizer without this library.
         """
         return f"Bacr{self.name}ForCausalLM"
 
@@ -71,8 +68,8 @@ FAMILIES = {
 # Maps model_type in conditioned folders of earlier versions to the current model_type.
 _EARLIER = {"bacr_qwen2": "qwen2"}
 MODELING = "modeling_bacr"
-# Key of config.json: describes how a prompt is followed by thinking and an answer
-# (`data.exported`).
+# Key of config.json: the prompt format, stop strings and lengths of a policy
+# (`prompts.thinking_section`).
 THINKING = "thinking"
 # Key of config.json: the sentence that contains the budget in a prompt.
 WORDS = "budget_words"
@@ -83,8 +80,8 @@ _SITE = "after_block"
 # Key of config.json: named budgets.
 LEVELS = "budget_levels"
 
-# Upper bounds of integers, far beyond any existing model. They detect typing errors immediately,
-# which could otherwise fail only after hours.
+# Upper bounds of integers, far beyond any existing model. They detect typing errors in config.json
+# at once. Otherwise, a run could fail only after hours.
 _MAXIMA = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
 _MAXIMUM = 1 << 28
 
@@ -93,7 +90,7 @@ _DEFAULT_THETA = 10000.0
 _DEFAULT_EPS = 1e-6
 # The only supported layer type in layer_types.
 _FULL = "full_attention"
-# Prefixes of the keys "...factor" in llama3's rotary scaling: factor, low and high.
+# Prefixes of the keys factor, low_freq_factor and high_freq_factor of llama3's rotary scaling.
 _LLAMA3 = ("", "low_freq_", "high_freq_")
 
 
@@ -102,7 +99,8 @@ class BudgetModule:
     """Settings of a saved budget module.
 
     Attributes:
-      b_max: scale of the budget codes in tokens, for the inputs `log` and `normalised`.
+      conditioning: how a budget is encoded and added to the residual stream.
+      b_max: budget in tokens that the inputs `log` and `normalised` map to 1000.
     """
 
     conditioning: ConditioningConfig
@@ -130,6 +128,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
     """Returns an integer from config.json, or the default if it is missing or null.
+
+    Args:
+      raw: parsed file.
+      where: path of the file, for error messages.
 
     Raises:
       UserError: If the value is not an integer between 1 and the key's maximum.
@@ -162,8 +164,8 @@ def _positive_float(
 def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
     """Returns the rotary base and scaling that transformers would use for a config.json.
 
-    A nonempty rope_scaling takes precedence over rope_parameters. If neither contains the base, it
-    is read from the top level, where older files store it.
+    A nonempty rope_scaling takes precedence over rope_parameters. If neither contains the base, the
+    base is read from the top level of the file, where older files store it.
 
     Raises:
       UserError: If the type of rotary embedding is not supported, or a number is malformed.
@@ -204,10 +206,10 @@ def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
 
 
 def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeScaling:
-    """Returns llama3's rotary scaling.
+    """Returns the rotary scaling of type llama3.
 
-    The original context length can be in the settings or at the top level, which takes precedence.
-    If both are missing, max_position_embeddings is used.
+    The original context length is read from the top level of config.json, else from the rotary
+    settings, else from max_position_embeddings.
     """
     factor, low, high = (_positive_float(settings, f"{name}factor", where) for name in _LLAMA3)
     if low >= high:

@@ -110,7 +110,8 @@ def push(folder: Path, name: str) -> str:
 def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
     """Raises a UserError if `path` is a missing folder models/NAME.
 
-    Our configs use such paths for local folders, and the Hub has no owner called "models".
+    The configs of this project use such paths for local folders, and "models" is not an owner on
+    the Hub.
     """
     owner, _, model = name.partition("/")
     if owner != "models":

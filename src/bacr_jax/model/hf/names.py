@@ -19,14 +19,14 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a checkpoint.
+    """A tensor of a checkpoint, and its place in the parameters of `model.qwen2`.
 
     Attributes:
       name: name in the checkpoint.
       shape: shape in the checkpoint.
-      path: keys of the leaf in our parameters.
-      layer: index on the leaf's leading axis, or None for the entire leaf.
-      transposed: True if our matrix is the transpose of the checkpoint's matrix.
+      path: keys of the parameter.
+      layer: index on the parameter's leading axis, or None if it is not stacked by layer.
+      transposed: True if the parameter is the transpose of the checkpoint's matrix.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Entry:
     transposed: bool = False
 
     def leaf_shape(self, num_layers: int) -> tuple[int, ...]:
-        """Returns the shape of the entire leaf in our parameters."""
+        """Returns the shape of the parameter, including its layer axis if it has one."""
         shape = self.shape[::-1] if self.transposed else self.shape
         return shape if self.layer is None else (num_layers, *shape)
 
     def values_in(self, params: dict[str, Any]) -> Any:
-        """Returns the values of the tensor from our parameters, in our orientation."""
+        """Returns the tensor's values from the parameters of a model, without transposing them."""
         leaf: Any = params
         for key in self.path:
             leaf = leaf[key]
@@ -91,7 +91,7 @@ def _layer_entries(config: Qwen2Config, layer: int) -> list[Entry]:
 
 
 def budget_module(config: Qwen2Config, conditioning: ConditioningConfig) -> list[Entry]:
-    """Lists the tensors of a budget module, which are stored with our names and shapes."""
+    """Lists the tensors of a budget module. Names and shapes are the same as in the parameters."""
     width = config.hidden_size
     square: tuple[int, ...] = (width, width)
     if conditioning.sharing == "per_layer":

@@ -38,9 +38,9 @@ def _layer_sharding(sharding: Sharding | None) -> Sharding | None:
 def _load_tensor(
     archive: Archive, entry: Entry, dtype: Any, sharding: Sharding | None
 ) -> jax.Array:
-    """Loads the tensor of an entry onto its devices, in `dtype` and with kernels as [in, out].
+    """Loads one tensor of a checkpoint onto its devices. Kernels are loaded as [in, out].
 
-    With a sharding, the part of each device is read separately from the file.
+    With a sharding, each device's part is read separately from the file.
     """
     shape = entry.shape[::-1] if entry.transposed else entry.shape
     with archives.opened(archive[entry.name].file) as file:
@@ -63,9 +63,9 @@ def _load_tensor(
 
 @functools.cache
 def _layer_writer(sharding: Sharding | None) -> Callable[..., jax.Array]:
-    """Returns a compiled function of (stack, layer, index) that writes a layer into a stack.
+    """Returns a compiled function of (stack, layer, index) that sets stack[index] = layer.
 
-    The stack is donated.
+    The buffer of the stack is donated, so it is updated in place.
     """
 
     def write_layer(stack: jax.Array, layer: jax.Array, index: jax.Array) -> jax.Array:
@@ -112,7 +112,7 @@ def _has_equal_rows(lm_head: Header, embed: Header) -> bool:
 
 
 def _check_headers(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
-    """Validates a folder's headers. Returns its model shape, tensors and expected entries."""
+    """Validates a folder, and returns (model configuration, headers, expected tensors)."""
     config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)

@@ -1,4 +1,4 @@
-"""Tokenizer files of a folder: counts their token ids, and copies them for exports."""
+"""Reads the token ids in a folder's tokenizer files, and copies these files for exports."""
 
 import json
 import shutil

@@ -32,7 +32,7 @@ class Problem:
 
 
 def _scramble(codes: np.ndarray) -> np.ndarray:
-    """Returns a 64-bit hash of each code (the finalizer of splitmix64), equal on every machine."""
+    """Returns a 64-bit hash of each code that is the same on every machine (splitmix64)."""
     x = codes.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
@@ -43,11 +43,11 @@ def _scramble(codes: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "n"]:
-    """Returns the codes of all problems of a difficulty level in a split, sorted by a hash.
+    """Returns the codes of all problems of a difficulty level in a split, sorted by their hash.
 
-    The code of a problem is a number in [0, 10 max_operand^level). Its digits, in mixed radix, are
-    the start digit and the operands, which are 1 to max_operand. The first fifth of the codes by
-    their hash is the test split.
+    The code of a problem is an integer in [0, 10 max_operand^level) that encodes the start digit
+    and the operands as digits in mixed radix. The fifth of the codes with the smallest hashes is
+    the test split.
 
     Args:
       level: difficulty level of the problems (number of additions), 1 to 5.
@@ -66,7 +66,7 @@ def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "
 
 
 def problem_of(code: int, level: int, max_operand: int) -> Problem:
-    """Decodes the number of a problem (see `split_codes`)."""
+    """Converts the code of a problem to the problem (see `split_codes`)."""
     rest, value = divmod(code, 10)
     question = str(value)
     for label in _LABELS[:level]:

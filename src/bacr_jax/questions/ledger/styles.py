@@ -1,4 +1,4 @@
-"""Renders the thinking of ledger problems (traces) in several styles, and supervised examples."""
+"""Renders thinking texts (traces) of ledger problems in several styles, for supervised examples."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -20,10 +20,11 @@ Part = tuple[Sequence[int], bool]
 
 
 def _trace(problem: Problem, redo: Iterable[bool], at_once: bool) -> str:
-    """Renders the thinking (trace) of a problem as one line, or with a line for each addition.
+    """Renders the thinking (trace) of a problem.
 
     Args:
-      redo: for each line, True if it is written twice.
+      redo: for each addition, True if its line is written twice.
+      at_once: True for a single line, False for one line per addition.
     """
     value = int(problem.question[0])
     labels = problem.question[1::2]
@@ -63,17 +64,20 @@ def example(
 ) -> list[Part]:
     """Returns the supervised example `<bos>4a2b3c1<think>` trace `</think><answer>0</answer>`.
 
-    The prompt is not in the loss. The trace can be truncated, and the correct digit follows
-    nevertheless, so the model learns to answer after its thinking was truncated at a budget. The
-    tags `</think><answer>` after a truncated trace are not in the loss, because the decoder forces
-    them.
+    The prompt is excluded from the loss. A truncated trace is also followed by the correct digit,
+    so the model learns to answer after its thinking was truncated at a budget. The tags
+    `</think><answer>` after a truncated trace are excluded from the loss, because the decoder
+    forces them.
 
     Args:
       redo: for each line of the trace, True if it is written twice.
       at_once: True for the style *at_once*, which has all operands in one line.
-      kept: share of the trace's tokens to keep, below 1; None for the full trace.
-      prompt_budget: budget in the prompt, as in `<bos>4a2b3c1f24<think>`; None for a prompt without
+      kept: share of the trace's tokens to keep, below 1. None for the full trace.
+      prompt_budget: budget in the prompt, as in `<bos>4a2b3c1f24<think>`. None for a prompt without
         budget.
+
+    Returns:
+      The parts of the example: token ids, and True if they are in the loss.
     """
     trace = _trace(problem, redo, at_once)
     if kept is not None:
@@ -95,7 +99,7 @@ def padded(
 
     Args:
       rows: parts of each example.
-      width: length of the batch in tokens; the length of the longest row by default.
+      width: number of tokens per row. None for the length of the longest row.
 
     Returns:
       Token ids (int32), and a mask of the tokens in the loss.

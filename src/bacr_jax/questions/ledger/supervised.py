@@ -58,8 +58,8 @@ WARMUP: dict[Variant, tuple[Stage, ...]] = {
         Stage(0.13, 3, (("steps", 1.0),)),
         Stage(0.45, 3, (("steps", 1.0), ("at_once", 1.0))),
         # With equal weights, the short style at_once became accurate before the long style steps
-        # had learned the longest problems. A long style that fails on these problems too is not
-        # worth its budget.
+        # could solve the longest problems. A long style is only useful if it solves problems that
+        # the short style can't solve.
         Stage(1.00, 5, (("steps", 3.0), ("at_once", 1.0))),
     ),
 }
@@ -71,6 +71,10 @@ PRACTICE = Stage(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 2.0), ("at_o
 
 def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Chooses at random which lines of each trace are written twice.
+
+    Args:
+      levels: number of lines of each trace.
+      count: number of lines to write twice in each trace.
 
     Returns:
       A mask in which `count[i]` of the first `levels[i]` lines of trace i are True.
@@ -91,7 +95,7 @@ def _kinds(stage: Stage) -> dict[str, np.ndarray]:
     rows = []
     for style, weight in stage.weights:
         for level in range(1, stage.max_level + 1):
-            # Probability of k repeated lines, of n: none, all, or k ~ Binomial(n, 1/2).
+            # Probability of k repeated lines: k is 0, or `level`, or follows Binomial(level, 1/2).
             redo_probabilities = {0: 1.0}
             if style == "redo":
                 redo_probabilities = {level: 1.0}
@@ -119,19 +123,21 @@ def draw_kinds(
 ) -> tuple[Int[np.ndarray, "B"], int]:
     """Samples the length bucket of a step, and the kinds of the examples in its batch.
 
-    A kind is a combination of style, difficulty level and number of repeated lines.
+    A kind is a combination of style, difficulty level and number of repeated lines. A bucket
+    contains the kinds of similar length.
 
-    Over many steps, the frequencies of the kinds follow the weights. Buckets are selected by
-    multiples of the golden ratio, which cover [0, 1) evenly. With independent samples, the shares
-    of styles and levels would deviate by a fifth for hundreds of steps.
+    Over many steps, the frequencies of the kinds follow the weights. The bucket of a step is
+    selected by a multiple of the golden ratio modulo 1. These numbers cover [0, 1) evenly. With
+    random numbers, the shares of styles and levels would be off by a fifth for hundreds of steps.
 
     Args:
-      bucket_of: bucket of each kind.
+      rng: random numbers for the kinds.
+      bucket_of: index of the bucket of each of K kinds.
       weights: relative frequency of each kind.
-      rows_in: number of rows in a batch of each bucket.
+      rows_in: number of rows in a batch of each of N buckets.
 
     Returns:
-      The kind of each row, all of the same bucket, and the bucket.
+      (kind of each of the B rows, bucket). All of these kinds belong to the bucket.
     """
     shares = np.bincount(bucket_of, weights, len(rows_in)) / rows_in
     start = np.random.default_rng([seed, _STREAM]).random()
@@ -171,11 +177,11 @@ def short_traces(
     Args:
       count: number of rows per level. The first training problems of the level are used, and
         repeated if there are fewer than `count`.
-      prompt_budget: budget in the prompts; None for prompts without a budget.
+      prompt_budget: budget in the prompts, or None for prompts without a budget.
 
     Returns:
-      Token ids, a mask of the trace tokens to check, and the level of each row. The mask excludes
-      the labels, because a policy can repeat the previous line in place of the next label.
+      (token ids, mask of the trace tokens to check, level of each row). The mask excludes the label
+      at the start of each line, because a policy may instead repeat the previous line.
     """
     rows = []
     levels = np.repeat(np.arange(1, MAX_LEVEL + 1), count)
@@ -219,7 +225,7 @@ def warmup_batch(
       step: index of the step, from 0. Steps from `total_steps` on belong to the last stage.
       batch_tokens: number of tokens in the batch, including padding: at least 80, plus the length
         of a budget in the prompt.
-      prompt_budgets: budgets for the prompts; None for prompts without a budget. Each prompt
+      prompt_budgets: budgets for the prompts, or None for prompts without a budget. Each prompt
         contains one of them, sampled uniformly and independently of the trace, so the warm-up does
         not teach any relation between budget and trace.
       practice: True to use the stage `PRACTICE` instead of the stage of the variant.
