@@ -84,7 +84,10 @@ def _open_grader(options: argparse.Namespace) -> Grader | VerifierGrader:
 
 
 def _write_lines(path: Path | None, lines: Iterable[str]) -> None:
-    """Writes lines to stdout if `path` is None, to a pipe or device, or atomically to a file."""
+    """Writes lines to stdout if `path` is None, otherwise to a file, pipe or device.
+
+    A regular file is written atomically.
+    """
     if path is None:
         sys.stdout.writelines(lines)
     elif os.path.exists(path) and not os.path.isfile(path):
@@ -146,7 +149,7 @@ def _check_row(row: dict[str, Any], where: str, names: Sequence[str]) -> None:
 
 
 def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:
-    """Yields one line of JSON per case with its zero-based row number and the verdict."""
+    """Yields one JSON line per case, with the verdict and the zero-based number of the case."""
     for start in range(0, len(rows), _BATCH):
         batch = rows[start : start + _BATCH]
         preds = [row["pred"] for row in batch]
@@ -162,7 +165,7 @@ def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: st
 
 
 def _answer(grader: VerifierGrader, pred: str, mode: str) -> str | None:
-    """Extracts the answer from a model output.
+    """Extracts the answer from a model output, for a user's verifier.
 
     In the lenient mode, an output without a tag or box is itself the answer.
     """

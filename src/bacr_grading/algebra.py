@@ -1,9 +1,9 @@
-r"""Compares two answers with math-verify and sympy. Runs in worker processes only.
+"""Compares two answers with math-verify and sympy. Runs in worker processes only.
 
 math-verify parses both answers and selects the parts to compare. This module replaces four of its
-comparison functions and its LaTeX parser settings, because the originals treat some different
-values as equal: numbers that differ by less than 1e-16, letters of different case, equations
-without real solutions, and the letter `I` and the imaginary unit.
+comparison functions and its LaTeX parser settings. The originals treat some different values as
+equal: numbers that differ by less than 1e-16, letters of different case, equations without real
+solutions, and the letter `I` and the imaginary unit.
 """
 
 import re
@@ -45,8 +45,8 @@ def compare(
     Args:
       answer: the answer.
       reference: the reference answer.
-      prose: True if the answer is prose, from which math-verify extracts a value.
-      reference_is_prose: True if the reference is prose.
+      prose: True if `answer` is prose, from which math-verify extracts the answer.
+      reference_is_prose: True if `reference` is prose.
       search: if True, the answer is also correct if only a part of it matches the reference. If
         False, the whole answer must match.
       places: number of decimal places to which decimals must agree.
@@ -86,14 +86,14 @@ def warm_up() -> None:
 def _is_plain_equation(part: Any) -> bool:
     """True if a parsed reference is a relation without variables, such as 2 + 3 = 5.
 
-    math-verify would treat any two such relations as equal.
+    Such references are dropped, because math-verify would treat any two of them as equal.
     """
     return getattr(part, "is_Relational", False) and not part.free_symbols
 
 
 @lru_cache(maxsize=256)
 def _parse_whole(text: str) -> list[Any]:
-    """Parses a whole text, or returns an empty list if only a part of it can be parsed."""
+    """Parses a text with math-verify, or returns an empty list unless all of it can be parsed."""
     return parse(
         f"\\boxed{{{_unambiguous(text)}}}",
         extraction_config=[LatexExtractionConfig()],
@@ -152,7 +152,7 @@ def _same_value(a: Any, b: Any, places: int) -> bool:
     values are compared exactly. Expressions with variables are never equal.
 
     Raises:
-      _NO_VALUE: any of these exceptions, if sympy cannot evaluate a value.
+      Exception: one of the types in `_NO_VALUE`, if sympy cannot evaluate a value.
     """
     matrices = (sympy.MatrixBase, sympy.MatrixExpr)
     if isinstance(a, matrices) and isinstance(b, matrices):
@@ -188,7 +188,7 @@ def _same_matrix(a: Any, b: Any, places: int) -> bool:
 def _close(a: Any, b: Any, places: int) -> bool:
     """True if two numbers agree after rounding to `places` decimal places.
 
-    For at least `PLACES` decimal places, the relative error must also be at most 0.1 %.
+    If `places` is at least `PLACES`, the relative error must also be at most 0.1 %.
     """
     if a.round(places) != b.round(places):
         return False
@@ -199,7 +199,7 @@ def _close(a: Any, b: Any, places: int) -> bool:
 
 
 def _same_constant(a: Any, b: Any) -> bool:
-    """True if two exact constants (without floats) are the same number."""
+    """True if two exact constants, which contain no floats, are the same number."""
     if a == b:
         return True
     if (a.is_Rational and b.is_Rational) or a.is_infinite or b.is_infinite:
@@ -217,7 +217,7 @@ def _same_constant(a: Any, b: Any) -> bool:
 
 
 def _differ(a: Any, b: Any, digits: int) -> bool:
-    """True if two constants differ, evaluated to `digits` significant digits.
+    """True if two constants differ when they are evaluated to `digits` significant digits.
 
     Relative differences below 10^(-3/4 * digits) are ignored, because they may be rounding errors.
     """
@@ -259,9 +259,10 @@ def _is_zero(difference: Any) -> bool:
 
 
 def _differ_somewhere(a: Any, b: Any) -> bool:
-    """True if two expressions have different values at a point with positive coordinates.
+    """True if two expressions have different values at a test point.
 
-    The variables are set to the values of `_POINTS`. False if the values cannot be computed.
+    The test point assigns the positive numbers in `_POINTS` to the variables. False if the values
+    cannot be computed.
     """
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names or len(names) > len(_POINTS):
@@ -299,8 +300,8 @@ def _spelling(expression: Any) -> str:
 def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> bool:
     """True if two equations or inequalities have the same set of solutions.
 
-    Polynomial equations are compared by their polynomials, which takes complex solutions into
-    account. For other equations the reference must have a real solution, because math-verify treats
+    Polynomial equations are equal if their polynomials have the same zeros, including complex
+    zeros. For other equations the reference must have a real solution, because math-verify treats
     all equations without real solutions as equal.
     """
     if isinstance(gold, sympy.Eq) and isinstance(pred, sympy.Eq):

@@ -47,7 +47,7 @@ def decide(
     Args:
       pred: the model's answer.
       reference: the reference answer.
-      lenient: if True, apply the lenient rules of docs/grading.md, otherwise the strict rules.
+      lenient: True to apply the lenient rules of docs/grading.md, False for the strict rules.
       relative_tolerance: maximum error of a number, relative to the reference.
 
     Returns:
@@ -89,8 +89,8 @@ def decide(
     if pred.number and reference.items:
         return _decide_mixed(pred.number, reference, same, comma=lenient), "list"
     if pred.items and reference.number:
-        # `_decide_mixed` calls the function with the number first. Here the number is the
-        # reference, but `same` takes the answer first, so the arguments are swapped.
+        # Swap the arguments: `_decide_mixed` passes the number first, which is the reference here,
+        # but `same` needs the answer first.
         return _decide_mixed(
             reference.number, pred, lambda number, member: same(member, number), comma=True
         ), "list"
@@ -102,10 +102,9 @@ def decide(
 
 
 def _decide_based(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool | None:
-    """Compares numbers with base subscripts, so that 204_5 differs from 204_7.
+    """Compares numbers with base subscripts, such as 204_5 (base 5) and 204_7, which differ.
 
-    The answer may omit the base if the reference contains it. Returns None if the rule does not
-    apply.
+    The answer may omit the base if the reference contains it. Returns None if no rule decides.
     """
     if reference.based:
         if pred.based:
@@ -139,14 +138,14 @@ def _decide_words(pred: ParsedAnswer, reference: ParsedAnswer) -> bool | None:
 
 
 def _is_marked_spelling(marked: ParsedAnswer, other: ParsedAnswer) -> bool:
-    r"""True if `marked` is LaTeX text and `other` has the same letters, with or without `\text`."""
+    r"""True if `marked` is `\text{...}` and `other` has the same letters, in `\text` or not."""
     if marked.words is None or not marked.words.is_text:
         return False
     return marked.words.letters == unmarked(other.key)
 
 
 def _same_case(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if two answers with the same letters are equal when case is taken into account.
+    """True if two answers with the same letters also agree in case, as far as case matters.
 
     Case matters for variables (m and M are different), but not for words ("Monday" and "monday")
     and choices such as "(B)".
@@ -170,7 +169,10 @@ def _is_text_or_choice(answer: ParsedAnswer) -> bool:
 
 
 def _chooses(equation: ParsedAnswer, choice: ParsedAnswer) -> bool:
-    """True if `equation` is an equation such as "x = B" and `choice` is a choice such as "(B)"."""
+    """True for an equation such as "x = B" and a choice such as "(B)", which are not equal.
+
+    An equation such as "answer = B" does not count, because it names the choice.
+    """
     if equation.assignment is None or choice.words is None:
         return False
     if len(choice.words.letters) != 1 or not _is_text_or_choice(choice):
@@ -309,8 +311,8 @@ def _decide_mixed(
     Args:
       number: the number.
       other: the answer that may be a list.
-      same: returns True if two numbers are equal; called with `number` as the first argument.
-      comma: parse a list such as "1,5" as a number with a decimal comma if `number` is a decimal.
+      same: returns True if two numbers are equal. Called with `number` as the first argument.
+      comma: True to parse a list such as "1,5" as a decimal if `number` is a decimal.
     """
     if other.items is None:
         return None

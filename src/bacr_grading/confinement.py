@@ -1,6 +1,6 @@
 """Sandboxes the current process with seccomp, so that it can process untrusted text.
 
-A seccomp filter of the Linux kernel allows a list of system calls and rejects all others with
+A seccomp filter makes the Linux kernel allow only listed system calls and reject all others with
 EPERM. The filter cannot be removed. The process can still compute, read files and use file
 descriptors that are already open. It cannot open a file for writing, open a socket, start a process
 or send a signal.
@@ -160,17 +160,16 @@ _SIGKILL = 9
 
 
 class _Program(ctypes.Structure):
-    """The C struct sock_fprog: the number of instructions of a filter and the instructions."""
+    """The C struct sock_fprog, which contains the instructions of a filter and their number."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def is_available() -> bool:
-    """True if `confine` works on this machine. The current process is not changed."""
+    """True if `confine` works on this machine. Does not change the current process."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES or sys.maxsize < 1 << 32:
         return False
-    # If the kernel supports filters, it tries to read the filter at address 0 and fails with
-    # EFAULT.
+    # A kernel that supports filters tries to read the filter at address 0 and fails with EFAULT.
     return _prctl(_SET_SECCOMP, _FILTER_MODE) == errno.EFAULT
 
 
@@ -198,7 +197,7 @@ def confine() -> None:
 
 
 def _prctl(option: int, argument: int, more: object = None) -> int:
-    """Calls prctl and returns 0 on success or the errno on failure."""
+    """Calls the Linux function prctl. Returns 0 on success and the errno on failure."""
     call = ctypes.CDLL(None, use_errno=True).prctl
     nothing = ctypes.c_ulong(0)
     failed = call(option, ctypes.c_ulong(argument), more or nothing, nothing, nothing)
@@ -243,8 +242,8 @@ def _if_called(number: int | None, *body: bytes) -> Iterator[bytes]:
     """Yields instructions that run `body` if the system call has the given number.
 
     Args:
-      number: the system call number, or None if this architecture does not have the system call.
-      body: instructions. The last one must be a return.
+      number: number of the system call, or None if this architecture does not have it.
+      body: instructions, of which the last one must be a return.
     """
     if number is not None:
         yield _instruction(_JUMP_EQUAL, number, 0, len(body))
@@ -252,10 +251,10 @@ def _if_called(number: int | None, *body: bytes) -> Iterator[bytes]:
 
 
 def _argument(index: int) -> bytes:
-    """Returns the instruction that loads the lower 32 bits of an argument (little-endian)."""
+    """Returns the instruction that loads the lower 32 bits of a system call's argument."""
     return _instruction(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Returns the C struct sock_filter, a single BPF instruction."""
+    """Returns a single BPF instruction as the bytes of the C struct sock_filter."""
     return struct.pack("=HBBI", code, if_true, if_false, value)

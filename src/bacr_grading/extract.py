@@ -105,8 +105,8 @@ class Extracted(NamedTuple):
     Attributes:
       answer: stripped content of the box or tag, or "" if the text has neither.
       source: "box", "tag" or "none".
-      run: the last boxes joined into one list, or None. For example, the list is "1, 2" for the
-        text "\boxed{1} and \boxed{2}".
+      run: the contents of the last boxes as one list, or None. For example, the list is "1, 2" for
+        the text "\boxed{1} and \boxed{2}".
       unclosed: True if a box or tag was opened but never closed, as in a truncated response.
     """
 
@@ -122,10 +122,8 @@ class Extracted(NamedTuple):
 def last_box(text: str) -> Box | None:
     r"""Returns the last closed box (`\boxed{...}` or `\fbox{...}`) in a text, or None if missing.
 
-    If boxes are nested, this is the box that starts last.
-
-    An empty box and a placeholder such as `\boxed{...}` are returned only if the text has no other
-    box.
+    If boxes are nested, the box that starts last is returned. An empty box and a placeholder such
+    as `\boxed{...}` are returned only if the text has no other box.
     """
     start = max(text.rfind(opener) for opener in _OPENERS)
     if start < 0:
@@ -142,7 +140,7 @@ def last_box(text: str) -> Box | None:
 
 
 def _start_of_last_closed(text: str) -> int | None:
-    """Returns the position of the last closed and non-empty box, in a single forward pass."""
+    """Returns the position of the last closed and non-empty box. Takes linear time."""
     # One item for each brace that is still open: the span of the command if the brace opens a box,
     # otherwise None.
     stack: list[tuple[int, int] | None] = []
@@ -281,7 +279,10 @@ def _closed(text: str) -> Extracted:
 
 
 def _boxed(text: str) -> Extracted | None:
-    """Extracts the last box and the list of the last boxes, or returns None if missing."""
+    """Extracts the last box, and the list of the last boxes as `Extracted.run`.
+
+    Returns None if the text has no box, or if the last box is only a part of a number.
+    """
     box = last_box(text) if "\\" in text else None
     if box is None:
         return None
@@ -364,14 +365,14 @@ def has_delimiters(text: str) -> bool:
 
 
 def last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
-    """Returns the text from the last match of a pattern to the end of the sentence.
+    """Returns the rest of the sentence after the last match of a pattern.
 
     Args:
       pattern: `FINAL` or `STATED`.
       text: the text to search.
 
     Returns:
-      The text after the match, or None if the pattern does not match or no text follows it.
+      The rest of the sentence, or None if the pattern does not match or no text follows it.
     """
     start = last_statement(pattern, text)
     if start is None:
@@ -390,8 +391,8 @@ def last_statement(pattern: re.Pattern[str], text: str) -> int | None:
 def without_withdrawn(text: str) -> str:
     """Removes the answers that prose denies, rejects or replaces.
 
-    Removed are "not 13", "13 is wrong", "13 is not the answer", "I doubt that the answer is 13",
-    and the text before a correction such as "Actually, it is 15".
+    These are, for example, "not 13", "13 is wrong", "13 is not the answer", "I doubt that the
+    answer is 13", and the text before a correction such as "Actually, it is 15".
     """
     corrections = list(_CORRECTION.finditer(text))
     if corrections:
@@ -432,7 +433,7 @@ def without_lead_in(answer: str) -> str:
     """Removes a standard phrase around an answer, so that "The final answer is 42." becomes "42.".
 
     At most one phrase is removed at the start and one at the end, and only if it has one of a few
-    fixed forms. All other words are kept and compared. The answer should not be longer than a few
+    fixed forms. All other words are kept and compared. Do not pass answers with more than a few
     thousand characters.
     """
     last = answer[-1:]

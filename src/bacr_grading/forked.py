@@ -77,7 +77,7 @@ def scores_of_forks(
       confined: True to sandbox the forked processes.
 
     Returns:
-      One score or failure for each row.
+      One score for each row, or the reason why it has none.
     """
     scores: list[Scored] = []
     while len(scores) < len(rows):
@@ -90,8 +90,8 @@ def _scores_of_a_fork(
 ) -> list[Scored]:
     """Scores rows in a single fork until a row times out or crashes the process.
 
-    In this case, the last item of the result is the failure of this row, and the result is shorter
-    than `rows` if further rows follow. The arguments are as for `scores_of_forks`.
+    In this case, the last item of the result is the failure of this row, and the results of further
+    rows are missing. The arguments are as for `scores_of_forks`.
     """
     # Each reply begins with a random token, because other code in the process may also print.
     token = secrets.token_hex(16)
@@ -112,7 +112,10 @@ def _scores_of_a_fork(
 def _score_and_exit(
     score: Callable[[Any], Scored], rows: Sequence[Any], token: str, pipe: int, confined: bool
 ) -> NoReturn:
-    """Writes one line with the token and the score for each row, then exits this process."""
+    """Writes the score of each row to the pipe, then exits this process.
+
+    Each score is one line, which begins with the token as proof of its origin.
+    """
     try:
         os.dup2(pipe, _REPLIES)
         # These descriptors include the pipes between the worker and its parent process.
@@ -129,7 +132,7 @@ def _score_and_exit(
 
 
 def _replies(pipe: int, token: str, count: int, seconds: float) -> list[Scored]:
-    """Reads up to `count` replies of a forked process. The last reply can be a failure."""
+    """Reads up to `count` scores from a forked process. The last item can be a failure."""
     scores: list[Scored] = []
     buffer = b""
     deadline = time.monotonic() + seconds

@@ -54,7 +54,7 @@ RATIONAL = ""
 
 
 class _NotConstant(Exception):
-    """Raised if the text is not a constant: it has a variable or a non-arithmetic sign."""
+    """Raised if the text is not a constant, because it contains a variable or an unknown sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class _Operand:
 
     Attributes:
       kind: a text that identifies the irrational factor of the operand, such as the root in
-        `2\sqrt{3}`, or "" for a rational number. Two operands of the same kind can be added, for
-        example 3 and 4, or `2\sqrt{3}` and `\sqrt{3}`.
+        `2\sqrt{3}`, or "" for a rational number. Two operands of the same kind can be added, such
+        as 3 and 4, or `2\sqrt{3}` and `\sqrt{3}`.
       value: the value if the operand is a single number, otherwise None.
       power_of_ten: True if the operand is a power of ten, as in scientific notation.
       fraction: True if the operand is a fraction of two integers.
-      negative: True if the operand is written with a minus sign in front, or is a fraction with a
-        minus sign in the numerator or in the denominator.
+      negative: True if the operand begins with a minus sign, or is a fraction with a minus sign in
+        the numerator or in the denominator.
     """
 
     kind: str
@@ -121,7 +121,7 @@ class _Scanner:
 
     Attributes:
       tokens: the tokens of the expression: signs, numbers, letters and LaTeX commands.
-      undone: names of the operations that are left unevaluated.
+      undone: names of the unevaluated operations found so far.
       position: index of the next token.
       depth: nesting depth of sums at the next token.
     """
@@ -200,7 +200,7 @@ class _Scanner:
         return _Operand("(" + "+".join(sorted(kinds)) + ")" if any(kinds) else RATIONAL)
 
     def sign(self) -> str:
-        """Parses the signs before a term and returns the first one, or "" if there is none."""
+        """Parses the signs before a term. Returns the first one, or "" if there are none."""
         signs = []
         while self.peek() in _SUM_SIGNS:
             signs.append(self.take())
@@ -296,10 +296,10 @@ class _Scanner:
         return self.atom()
 
     def power(self, base: _Operand, exponent: _Operand) -> _Operand:
-        """Returns a power, and records "power" in `undone` if it should have been evaluated.
+        """Returns a power, and records "power" if it should have been evaluated.
 
-        For example, 2^3 should be 8. Powers of 10, e, pi and phi and irrational roots are accepted
-        as they are, because they are usual exact forms of a number.
+        For example, 2^3 should be 8. Powers of 10, e, pi and phi and irrational roots are accepted,
+        because they are usual exact forms of a number.
         """
         is_integer = _is_integer(exponent.value)
         if exponent.value in (0, 1):
@@ -418,7 +418,10 @@ def _is_integer(value: Fraction | None) -> bool:
 
 
 def _is_power(value: Fraction | None) -> bool:
-    """True unless a base is an integer above 1 that is neither a square nor a cube."""
+    """False if a base is an integer above 1 that is neither a square nor a cube, otherwise True.
+
+    Square and cube roots of such an integer are irrational.
+    """
     if value is None or value.denominator != 1 or value <= 1:
         return True
     if value >= 1e15:
@@ -435,7 +438,7 @@ def _is_simplest(value: Fraction, index: int) -> bool:
     """True if the root of a number cannot be simplified by taking a factor out of the root.
 
     Args:
-      value: the radicand.
+      value: the number below the root sign.
       index: the degree of the root, such as 2 for a square root.
     """
     number = abs(value.numerator * value.denominator)

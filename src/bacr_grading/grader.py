@@ -25,9 +25,9 @@ class Grader(PooledGrader[Request, Outcome]):
     grader is not thread-safe.
 
     Attributes:
-      counted: names of the counters. "compared_modes" counts the texts that were graded in the
-        lenient mode, and "mode_disagreements" counts those whose strict verdict is different.
-        "internal_errors" counts texts on which the rules raised an exception.
+      counted: names of the counters. "compared_modes" counts the texts graded in the lenient mode,
+        and "mode_disagreements" counts those whose strict verdict is different. "internal_errors"
+        counts texts on which the rules raised an exception.
     """
 
     counted = (
@@ -72,8 +72,8 @@ class Grader(PooledGrader[Request, Outcome]):
         r"""Grades texts against their references.
 
         Args:
-          texts: model outputs, including `<answer>` tags and boxes (`\boxed{...}`). None is
-            a missing output.
+          texts: model outputs, including `<answer>` tags and boxes (`\boxed{...}`). None is a
+            missing output.
           references: one reference for each text.
           mode: "strict" or "lenient". In the strict mode, used for rewards, only a closed answer
             tag or box counts. In the lenient mode, used for reports, prose is searched too.
@@ -96,8 +96,8 @@ class Grader(PooledGrader[Request, Outcome]):
                 poll()
             result = _judge(text, reference, mode, self._tolerance)
             if result is None:
-                # No text is known that raises an exception here. An unknown one must not end a
-                # training run, so the exception is only counted.
+                # No text is known to raise an exception here. If one does, the exception is only
+                # counted, because it must not end a training run.
                 self._counts["internal_errors"] += 1
                 result = Verdict(False, None, "none")
             elif isinstance(result, Undecided):
@@ -158,7 +158,7 @@ def _judge(
 
 
 def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
-    """Builds the verdict on an undecided answer from the outcomes of its requests."""
+    """Builds the verdict on an answer from the outcomes of the requests that it needed."""
     text_outcomes = [outcomes[request] for request in undecided.requests]
     compared_text = next((o.compared_text for o in text_outcomes if o.compared_text), "")
     return Verdict(

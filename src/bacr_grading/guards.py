@@ -77,7 +77,7 @@ def _has_large_factorial(text: str) -> bool:
 def _is_symbolic(text: str, end: int) -> bool:
     """True if the parentheses that close at `end` contain a short sum with a variable, as in (2n)!.
 
-    Such a factorial is not evaluated, because its operand is not a number.
+    The factorial of such a sum is allowed, because it is not evaluated.
     """
     start = text.rfind("(", 0, end)
     if start < 0 or text[end] != ")":
@@ -116,7 +116,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _has_large_power(text: str) -> bool:
-    """True if a text contains a tower of powers, or a power that is too large or has many terms."""
+    """True if a text contains a tower of powers, a large power, or a power that has many terms."""
     if _PYTHON_TOWER.search(text):
         return True
     letters = len(set(_LETTER.findall(text)))
@@ -138,7 +138,7 @@ def _has_large_power(text: str) -> bool:
 
 
 def _operand(text: str, start: int) -> tuple[str, int]:
-    """Returns the exponent that starts at position `start`, and its end position.
+    """Returns the exponent that starts at position `start`, and the position of its end.
 
     The exponent is the content of a group in braces or parentheses, an integer, or one character.
     """

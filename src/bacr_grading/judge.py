@@ -89,7 +89,7 @@ class Reading:
 
     Attributes:
       requests: the comparisons that math-verify has to make.
-      strict: True if the strict mode also accepts this interpretation, provided that math-verify
+      strict: True if the interpretation also counts in the strict mode, provided that math-verify
         can parse the whole answer.
     """
 
@@ -219,7 +219,10 @@ def judge(
 
 
 def _later_statement(text: str) -> str | None:
-    """Returns the answer stated in a sentence after the last box or tag, or None if missing."""
+    """Returns the answer in the last sentence "the final answer is ..." after the last box or tag.
+
+    Returns None if no such sentence exists.
+    """
     tail = text[-PROSE_CHARS:]
     start = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
     return last_sentence(FINAL, tail[start:]) if start >= 0 else None
@@ -323,7 +326,7 @@ class _Comparison(NamedTuple):
         return True, path
 
     def _decide_claim(self, claim: Claim) -> Decision:
-        """Compares the two sides of a claim, which is an equality that must be true, by rules."""
+        """Compares the two sides of a claim (an equality that must be true) by rules."""
         answer = claim.answer
         reference = claim.reference
         if claim.places is None:
@@ -367,9 +370,10 @@ class _Comparison(NamedTuple):
     def judge_open_text(self, text: str) -> Verdict | Undecided:
         """Grades a text without a tag or box, for the lenient mode only.
 
-        A short text is compared as if it were the answer. Prose is graded in three steps. First the
-        sentence that states the answer is compared, then the last number if it has a percent sign
-        or a currency symbol. If neither step decides, math-verify searches the text.
+        A short text is compared as if it were the answer. Prose is graded in three steps. First,
+        the sentence that states the answer is compared. If the prose has no such sentence, its last
+        number is compared, provided that it has a percent sign or a currency symbol. If neither
+        step decides, math-verify searches the prose.
         """
         tail = text[-PROSE_CHARS:].strip()
         answer = clean(tail)
@@ -394,8 +398,8 @@ class _Comparison(NamedTuple):
     def _search_prose(self, prose: str) -> Verdict | Undecided:
         """Grades an answer in prose by rules if possible, and otherwise requests math-verify.
 
-        A number with a percent sign or a currency symbol at the end of the prose is compared by
-        rules. If it does not match, math-verify searches the prose for the answer.
+        The rules apply if no sentence states the answer and the last number has a percent sign or a
+        currency symbol. If this number is not correct, math-verify searches the prose.
 
         Args:
           prose: the end of the text, without answers that the text itself withdraws.
@@ -424,7 +428,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _refusal(answer: ParsedAnswer, reference: ParsedAnswer) -> str | None:
-    """Returns the rule that forbids a comparison by math-verify, or None if it is allowed.
+    """Returns the rule that rejects an answer without math-verify, or None if none does.
 
     If a rule is returned, the answer is incorrect and the rule is the verdict's path.
     """

@@ -102,7 +102,7 @@ def clean(answer: str) -> str:
 
 
 def _strip_layer(text: str) -> str:
-    """Removes one level of delimiters or braces around a text, and trailing punctuation."""
+    """Removes one pair of delimiters or braces around a text, and trailing punctuation."""
     for left, right in _WRAPPERS:
         if text.startswith(left) and text.endswith(right):
             text = text[len(left) : -len(right)].strip() or text
@@ -166,8 +166,8 @@ def unmarked(text: str) -> str:
 
 # --- units ----------------------------------------------------------------------------------------
 
-# Units that occur in reference answers. Each entry contains the name of the unit and its synonyms.
-# The plural s is handled in code. Units that are not in this table are ignored.
+# Units that occur in reference answers. Each entry contains the name of a unit and its synonyms,
+# without a plural s. Units that are not in this table are ignored.
 _UNITS = """
 mm millimeter millimetre | cm centimeter centimetre | m meter metre | km kilometer kilometre |
 in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gm gram gramme |
@@ -239,7 +239,7 @@ def _is_unit_word(name: str) -> bool:
 def split_multiplier(name: str) -> tuple[int, str]:
     """Splits the words after a number into a factor and the remaining words.
 
-    For example, "hundred millions" is split into (10**8, "") and "dozen eggs" into (12, "eggs").
+    For example, "hundred millions" becomes (10**8, "") and "dozen eggs" becomes (12, "eggs").
     """
     factor = 1
     rest = name.strip()

@@ -13,7 +13,7 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def closing_brace(text: str, start: int, limit: int | None = None) -> int | None:
-    """Returns the position of the closing brace for the opening brace at `start`, or None.
+    """Returns the position of the brace that closes the brace at `start`, or None if missing.
 
     Only positions before `limit` are searched. Escaped braces are ignored.
     """

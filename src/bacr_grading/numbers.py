@@ -24,8 +24,8 @@ from bacr_grading.normalize import split_multiplier, split_unit, unit
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
 # Two decimals are equal if they agree after rounding to six decimal places (math-verify's rule) and
-# the relative error is at most 0.001. The second condition only matters for small numbers. An
-# answer with more than six places must be correct in all of its places.
+# the relative error is at most 0.001, which only matters for small numbers. If an answer has more
+# than six places, all of them must be correct.
 PLACES = 6
 SMALL_NUMBER_TOLERANCE = Fraction(1, 1000)
 
@@ -37,7 +37,7 @@ class Number(NamedTuple):
       value: exact value. The value of "50%" is 50.
       places: number of digits after the decimal point, or None if the number is not a decimal.
       percent: True if the number is followed by a percent sign.
-      unit: name and power of a unit in the table of `normalize`, or None if missing.
+      unit: name and power of a known unit, such as ("ft", 2), or None if missing.
     """
 
     value: int | Fraction
@@ -162,8 +162,8 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     """Parses the text after the digits of a number.
 
     Returns:
-      A tuple with three items: True if the text is a percent sign; the name and power of the unit,
-      or None; and the factor of a word such as "million", or 1. None if the text cannot be parsed.
+      A tuple of three items: True if the text is a percent sign, the name and power of the unit (or
+      None), and the factor of a word such as "million" (or 1). None if the text cannot be parsed.
     """
     if not rest:
         return False, None, 1
@@ -190,7 +190,7 @@ def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
       key: the answer after `normalize.canonical`.
 
     Returns:
-      The name and power, or None without a known unit.
+      The name and power, or None if the answer does not end with a known unit.
     """
     split = split_unit(text) if text[-1:].isalpha() else None
     if split:
@@ -221,7 +221,10 @@ def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
-    """Applies the words after a number, as in "5 million dollars", to its value and unit."""
+    """Applies the words after a number, which can be a multiplier and a unit.
+
+    For example, `name` is "million dollars" for the answer "5 million dollars".
+    """
     factor, name = split_multiplier(name)
     return Number(number.value * factor, number.places, number.percent, unit(name))
 
@@ -258,7 +261,7 @@ def _as_fraction(number: Number) -> Number:
 
 
 def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: float) -> bool:
-    """Compares two values by the rules of `equal`, ignoring units and percent signs."""
+    """True if two values are equal by the rules of `equal`, ignoring units and percent signs."""
     if pred.value == reference.value:
         return True
     exact = pred.places is None and reference.places is None

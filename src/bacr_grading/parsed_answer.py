@@ -1,7 +1,7 @@
-"""Parses an answer: as a number, words, a list, a ratio or an assignment.
+"""Parses an answer as a number, words, a list, a ratio or an assignment.
 
-Called by `judge` and by the modules that compare answers. Nothing is evaluated. The
-interpretations are documented in docs/grading.md ("Comparing").
+Called by `judge` and by the modules that compare answers. Nothing is evaluated. The interpretations
+are documented in docs/grading.md ("Comparing").
 """
 
 import re
@@ -39,9 +39,9 @@ class Items(NamedTuple):
     """The members of a list, tuple, interval, set or matrix.
 
     Attributes:
-      kind: "list", "set", "matrix [2, 2]" (with the row lengths), or the opening and closing
+      kind: "list", "set", "matrix [2, 2]" (with the length of each row), or the opening and closing
         bracket of a tuple or interval, such as "(]".
-      parts: the members. The cells of a matrix are in row-major order.
+      parts: the members. The entries of a matrix are in row-major order.
     """
 
     kind: str

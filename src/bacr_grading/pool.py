@@ -4,7 +4,7 @@ Used by the graders (`pooled`). The pool has no background thread: workers are s
 requests and killed while the caller waits in `WorkerPool.run`.
 
 Pebble's process pool is not used for two reasons. It terminates a late process with SIGTERM and
-waits three seconds before SIGKILL, and it starts processes with multiprocessing, which imports the
+waits three seconds before SIGKILL. It also starts processes with multiprocessing, which imports the
 main module of the program and with it JAX.
 """
 
@@ -155,8 +155,8 @@ class _Worker:
       process: the process.
       stdin: pipe to the standard input of the process.
       stdout: pipe from the standard output of the process.
-      deadline: value of `time.monotonic()` at which the process is killed. It is the deadline for
-        startup, and afterwards the deadline of the current batch.
+      deadline: value of `time.monotonic()` at which the process is killed: the deadline of its
+        startup or of its current batch.
       mark: name of an environment variable that is set only in the processes of this worker.
       unsent: bytes that still have to be written to stdin.
       ready: True once the process accepts requests.
@@ -198,8 +198,8 @@ class WorkerPool:
 
     A worker that exceeds its deadline is killed with SIGKILL and replaced. Its requests are not
     retried, and their outcome is `Program.late`. If a worker exits unexpectedly, its requests are
-    retried once, each in a batch of size one. Workers are started lazily, by the first request. A
-    pool is not thread-safe.
+    retried once, one request at a time. Workers are started lazily, by the first request. A pool is
+    not thread-safe.
 
     Attributes:
       counts: counters of events, such as "timeouts" and "worker_deaths".
@@ -291,9 +291,8 @@ class WorkerPool:
         outcomes: dict[Any, Any] = {}
         retried: set[Any] = set()
         if self._started:
-            # Forget the oldest failures, so that one failed start is left before the maximum. This
-            # call may then start a worker at least once, even if all starts during the last call
-            # failed.
+            # Keep fewer failures than the maximum. This call may then start a worker at least once,
+            # even if all starts during the last call failed.
             del self._failures[PATIENT_ATTEMPTS - 1 :]
         poll_time = time.monotonic()
         try:
@@ -355,8 +354,8 @@ class WorkerPool:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        # Writes must not block. While this process waited for one worker to read its input, it
-        # could not enforce the deadlines of the other workers.
+        # Writes must not block, because this process could not enforce the deadlines of other
+        # workers while it waits for one worker to read its input.
         os.set_blocking(process.stdin.fileno(), False)
         self._workers.append(
             _Worker(
@@ -406,7 +405,7 @@ class WorkerPool:
                 raise self._start_error()
 
     def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
-        """Assigns a batch to a worker and queues its bytes, which `_listen` writes to the pipe."""
+        """Assigns a batch to a worker. The bytes are written to the pipe by `_listen`."""
         worker.requests = requests
         seconds = self._deadline * len(requests) + self._program.spare
         worker.deadline = time.monotonic() + seconds

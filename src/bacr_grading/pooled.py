@@ -42,10 +42,10 @@ class _Dropped(Exception):
 
 
 class BackgroundGrader(Generic[RequestT, OutcomeT]):
-    """Runs requests in background threads, one thread at a time.
+    """Runs requests in background threads, of which only one is active at a time.
 
-    This class is not thread-safe. The worker pool must not be used by other code between `begin`
-    and `finish`.
+    This class is not thread-safe. No other code may use the worker pool between `begin` and
+    `finish`.
     """
 
     def __init__(self, run: Run[RequestT, OutcomeT]):
@@ -142,7 +142,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
         self._pool = pool
         self._is_lasting = is_lasting
         self._background: BackgroundGrader[RequestT, OutcomeT] = BackgroundGrader(pool.run)
-        # Outcomes by the hash of their request. The least recently used outcome is first.
+        # Outcomes by the hash of their request, beginning with the least recently used one.
         self._cache: dict[bytes, OutcomeT] = {}
         self._counts: collections.Counter[str] = collections.Counter()
         self._finalizer = weakref.finalize(self, _end, self._background, pool)
@@ -166,7 +166,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
     def _requests(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
     ) -> Iterator[RequestT]:
-        """Returns an iterator over the requests that grading the texts needs.
+        """Returns an iterator over the requests that are needed to grade the texts.
 
         The requests are computed lazily, because the iteration runs in a background thread.
         """

@@ -39,11 +39,11 @@ def joined_otherwise(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
 
 def _conjunction(answer: ParsedAnswer) -> str | None:
-    """Returns the relation between the equations or inequalities that an answer lists.
+    """Returns how an answer joins its equations or inequalities.
 
-    The result is "and" or "or" if the answer contains only that word. It is "comma" if the
-    answer contains neither word and has at least two equations or inequalities that are
-    separated by commas. None for any other answer.
+    The result is "and" or "or" if the answer contains only this word. It is "comma" if the answer
+    contains neither word, but commas separate at least two equations or inequalities. None for any
+    other answer.
     """
     if not RELATION.search(answer.key):
         return None

@@ -114,8 +114,7 @@ _NAME = re.compile(
     re.VERBOSE,
 )
 _INVERSE_OF_MATRIX = re.compile(rf"\s*[A-Z]{_INVERSE}\s*")
-# Commands that bind variables. An expression with such a command can be a constant even if it
-# contains letters.
+# Commands that bind variables, so that an expression with letters can still be a constant.
 _BOUND = re.compile(r"\\(?:int|sum|prod|lim|begin|det)(?![A-Za-z])")
 _APPROX = re.compile(r"\\approx(?![A-Za-z])")
 _EQUALS = re.compile("(?<![<>!])=")
@@ -133,7 +132,7 @@ def claims(raw: str, answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Cla
     Returns:
       A single comparison with the reference, or one comparison for each member of a chain such as
       "\frac{5}{2} = 2.5" or "\frac{2}{3} \approx 0.667". None if the answer makes more than one
-      statement or uses unsupported notation. Such an answer can only be compared as a string.
+      statement or uses unsupported notation, and can therefore only be compared as a string.
     """
     if raw == answer.text and (_PLAIN.fullmatch(raw) or _in_lowest_terms(raw)):
         return (Claim(answer, reference),)
@@ -205,10 +204,10 @@ def _known_signs(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
 
 def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if all words in an answer are harmless.
+    """True if no words in an answer can change its meaning.
 
-    For example, words are harmless if they join list members, name a unit, a counted noun or a
-    quantity, or occur in the reference.
+    For example, words may join list members, name a unit, a counted noun or a quantity, or occur in
+    the reference.
     """
     reference_words = [content.strip() for _, content in _GROUP.findall(reference.text)]
     reference_unit = _bare_unit(reference.text)
@@ -254,11 +253,11 @@ def _is_harmless(match: re.Match[str], content: str, text: str) -> bool:
 
 
 def _is_quantity_name(words: str, rest: str) -> bool:
-    """True if the words at the start of an answer are a quantity's name before an equals sign.
+    """True if the words at the start of an answer name a quantity, as in "area = 5".
 
     Args:
       words: the words at the start of the answer.
-      rest: the rest of the answer, after the words.
+      rest: the rest of the answer, which must begin with the equals sign.
     """
     if not rest.lstrip().startswith("=") or not _WORDS.fullmatch(words):
         return False
@@ -266,9 +265,9 @@ def _is_quantity_name(words: str, rest: str) -> bool:
 
 
 def _comparable(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if the answer and the reference have types that can be equal.
+    """True if the types of the answer and the reference can be equal.
 
-    The brackets must agree, and an inequality can only be equal to an inequality or an interval.
+    Their brackets must agree, and an inequality can only be equal to an inequality or an interval.
     """
     is_inequality = answer.assignment is None and bool(_ORDER.search(answer.key))
     if is_inequality and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
@@ -311,7 +310,7 @@ def _members(answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...]
 
 
 def _without_name(sides: list[str]) -> list[str]:
-    """Removes the name of a quantity, or an empty string, from one end of a chain of equalities.
+    """Removes the name of a quantity, or an empty side, from one end of a chain of equalities.
 
     Args:
       sides: the parts of an answer between its equals signs.
@@ -336,8 +335,8 @@ def _equation(
       sides: the parts of the answer between its equals signs.
 
     Returns:
-      The comparison. None if the answer is a chain of equalities, or if the reference is a solved
-      equation and the answer is not.
+      The comparison. None if the answer is a chain of equalities, or if only the reference is
+      solved for its variable.
     """
     if _is_list(answer):
         return (Claim(answer, reference),)
@@ -464,8 +463,8 @@ _SCIENTIFIC = frozenset(
     """.split()  # noqa: SIM905
 )
 # Words that could change the meaning of an answer: numbers, fractions, comparisons, words that
-# express doubt or negation, and words that join two answers. The plurals in this list are the most
-# important ones, because they would otherwise be accepted as counted nouns.
+# express doubt or negation, and words that join two answers. Plurals are the most important words
+# in this list, because they would otherwise be accepted as counted nouns.
 _NEVER = frozenset(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen

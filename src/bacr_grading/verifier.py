@@ -1,12 +1,13 @@
 """Grades answers with a user's verifier, a Python function that runs in killable worker processes.
 
 The config key `grader: FILE.py:function` selects a function(question, answer_text, gold) that
-returns a score in [0, 1]. There are two other signatures. A function whose name ends with `_batch`
-takes three lists and returns a list of scores. A TRL reward function takes `completions` and
-further dataset columns as keyword arguments. docs/own-grader.md documents the rules for verifiers.
+returns a score in [0, 1]. Two other signatures are supported. A function whose name ends with
+`_batch` takes three lists and returns a list of scores. A TRL reward function takes `completions`
+and further dataset columns as keyword arguments. docs/own-grader.md documents the rules for
+verifiers.
 
-If a verifier fails on an answer, the answer gets no score and the failure is counted. Scorers of
-third-party packages are run by the same code, in sandboxed processes.
+If a verifier fails on an answer, the answer gets no score and the failure is counted. The same code
+runs scorers of third-party packages, but in sandboxed processes.
 """
 
 import ast
@@ -97,7 +98,7 @@ class Verifier:
 
     @property
     def batch(self) -> bool:
-        """True if the function takes lists of answers."""
+        """True if the function takes lists of answers and returns a list of scores."""
         return self.trl or self.name.endswith(BATCH_SUFFIX)
 
     def graded_text(self, text: str | None) -> str | None:
@@ -109,7 +110,7 @@ class Verifier:
         return text if self.of_response or self.trl else answer_of(text)
 
     def extracted(self, graded_text: str) -> str:
-        """Returns the answer from the text passed to the function, for logs and majority voting."""
+        """Returns the answer in the text passed to the function, for logs and majority voting."""
         answer = answer_of(graded_text) if self.trl else None
         return _short_answer(graded_text if answer is None else answer)
 
@@ -201,7 +202,7 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
     """Scores answers with a user's verifier. Has the same interface as `Grader`.
 
     If the verifier hangs, raises or returns a value that is not a score, the answer scores 0, its
-    verdict has the path "failed", and a counter of the reason is incremented. A grader is not
+    verdict has the path "failed", and a counter for this reason is incremented. A grader is not
     thread-safe.
 
     Attributes:
@@ -325,7 +326,7 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         return verdicts
 
     def _verdict(self, score: Score | None, request: VerifierRequest | None) -> Verdict:
-        """Builds the verdict for a scored request, or for a missing answer if both are None."""
+        """Builds the verdict from an answer's score. Both arguments are None if it is missing."""
         whole = self.verifier.whole
         if score is None or request is None:
             zero = False if whole else 0.0
@@ -469,7 +470,7 @@ def packed(row: Mapping[str, Any]) -> str:
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:
-    """Returns `questions` if it has one question per text, else raises a `UserError`."""
+    """Returns `questions`, or raises a `UserError` unless it contains one question per text."""
     if questions is None or len(questions) != count:
         raise UserError(
             "grade: a verifier also reads the questions; pass `questions` with one question for "

@@ -2,9 +2,9 @@
 
 `pool` starts this module as a script and may kill it at any time. The first line of stdin contains
 the source code of the verifier, and every further line is a request with a batch of answers. Each
-request is answered by one line on stdout. Inside the verifier, stdin and stdout are redirected to
-/dev/null. A user's file runs with the permissions of the user. The scorer of a third-party package
-receives answers only in sandboxed forks of this process (see `forked`).
+request is answered by one line on stdout. While the verifier runs, stdin and stdout are redirected
+to /dev/null. A user's file runs with the permissions of the user. The scorer of a third-party
+package receives answers only in sandboxed forks of this process (see `forked`).
 """
 
 import ast
@@ -100,7 +100,7 @@ def _kill_marked(mark: bytes) -> int:
 
 
 def run_file(setup: dict[str, Any]) -> types.ModuleType:
-    """Executes the source code sent by the parent process and returns it as a module."""
+    """Executes the source code that the parent process sent, and returns it as a module."""
     module = types.ModuleType("bacr_verifier")
     module.__file__ = setup["path"]
     # Dataclasses and pickle look up modules by name in sys.modules.
@@ -302,7 +302,7 @@ def unpacked(text: str) -> types.SimpleNamespace:
 
 
 def describe(error: BaseException, path: str) -> str:
-    """Formats an exception as its type, first line and the line number in the verifier's file."""
+    """Formats an exception as its type, its first line and the line number in the verifier."""
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == path:
@@ -320,13 +320,13 @@ def graded(
       function: the verifier.
       batch: True if the verifier takes lists.
       path: path of the verifier's file, for error messages.
-      request: a dict with "rows", a list of (question, answer, reference), and with "ids", the
-        token ids of the answers, if the verifier takes token ids.
+      request: a dict. "rows" is a list of (question, answer, reference). "ids" contains the token
+        ids of the answers, if the verifier takes token ids.
 
     Returns:
-      A dict with three keys. "scores" is a list with a score, or None after a failure, for each
-      answer. "faults" is a list with the reason of the failure, or "", for each answer. "message"
-      describes the first failure.
+      A dict with three keys. "scores" is a list with the score of each answer, or None after a
+      failure. "faults" is a list with the reason of each failure, or "". "message" describes the
+      first failure.
     """
     rows = request["rows"]
     count = len(rows)
@@ -359,7 +359,7 @@ def graded(
 
 
 def as_list(result: Any) -> list[Any] | None:
-    """Converts the result of a verifier that takes lists to a list, or returns None on failure."""
+    """Converts the result of a verifier that takes lists to a list. Returns None on failure."""
     if isinstance(result, str | bytes | dict):
         return None
     try:

@@ -60,7 +60,7 @@ def open_pipes() -> tuple[TextIO, TextIO]:
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Signal handler that does nothing."""
+    """Handles a signal by doing nothing."""
 
 
 def limit(memory_bytes: int) -> None:
@@ -85,9 +85,9 @@ def serve(
       requests: stream with one JSON request per line.
       replies: stream to which one JSON reply per line is written.
       answer: returns the reply to a request.
-      seconds: returns the time limit of a request in seconds. The limit applies to both CPU time
-        and wall-clock time, and the kernel kills the process when it is reached. It is longer than
-        the deadline enforced by the parent and also works if the parent has exited.
+      seconds: returns the time limit of a request in seconds. The kernel kills this process if the
+        request exceeds the limit in CPU time or wall-clock time. The limit is longer than the
+        deadline enforced by the parent process, and also works if the parent has exited.
     """
     write_reply(replies, {"ready": True})
     for line in requests:

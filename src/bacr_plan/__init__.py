@@ -1,1 +1,1 @@
-"""Predicts the memory usage and the duration of a run before any GPU is used."""
+"""Predicts the memory usage and the duration of a run before the run uses any GPU."""

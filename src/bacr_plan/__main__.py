@@ -1,7 +1,7 @@
-"""Command line of plans: `bacr plan --config FILE --devices 8`.
+"""Implements the command `bacr plan --config FILE --devices 8`.
 
-Predicts whether a run fits into GPU memory, and how long a training step takes. Does not need any
-weights, data or GPU.
+The command predicts whether a run fits into GPU memory and how long a training step takes. It needs
+no weights, training data or GPU.
 """
 
 import argparse
@@ -29,16 +29,16 @@ Every key of the config can be overridden, as in training:
   bacr plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
 Exit code: 0 with a plan, whether the run fits or not; 2 for bad input."""
 
-# Maximum value of `--devices`. More than any cluster has, and all layouts of this many devices can
-# still be tried within a second.
+# Maximum value of `--devices`. No cluster has as many devices, and all meshes of this many devices
+# can still be tried within a second.
 MOST_DEVICES = 100_000
-# Maximum value of `--device-memory` in GiB. More than a thousand times the memory of any GPU.
+# Maximum value of `--device-memory` in GiB, more than a thousand times the memory of any GPU.
 MOST_GIB = 1e6
 DEFAULT_DEVICE = "a100-80"
 
 
 def _parser() -> Parser:
-    """Builds the parser of the command line."""
+    """Builds the command-line parser."""
     parser = Parser(
         prog="bacr plan",
         description="Predicts whether a run fits on GPUs and what a step takes, without a GPU.",
@@ -97,11 +97,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses and checks the command-line arguments.
 
     Args:
-      argv: the arguments without the program name; None uses `sys.argv`.
+      argv: the arguments without the program name, or None to use `sys.argv`.
 
     Returns:
-      The arguments. `config` is the resolved `Config`; `device` and `device_memory` (GiB) are
-      filled in if they were not passed.
+      The arguments. `config` is the resolved `Config`. If `device` (name of the GPU) and
+      `device_memory` (GiB) were not passed, they are filled in.
 
     Raises:
       UserError: if the config or a number is invalid.
@@ -137,10 +137,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def with_local_shape(model: ModelConfig, *, download: bool) -> ModelConfig:
-    """Replaces a model name from the Hugging Face Hub by the model's folder in the local cache.
+    """Replaces the name of a model on the Hugging Face Hub by its folder in the local cache.
 
-    The name is kept if the cache has no such folder, because the shapes of released models are
-    known by name.
+    If the cache does not contain the model, the name is kept, because the shapes of released models
+    are known by name.
 
     Args:
       model: section `model` of the config.

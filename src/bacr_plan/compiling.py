@@ -1,15 +1,15 @@
 """Compiles the programs of a run to measure the memory that XLA allocates for them.
 
-This does not need any weights, data or GPUs. The compiler runs in a separate process, because
-devices that do not exist must be configured before JAX starts. `measure` runs this module as a
-script and parses its output. There are two ways to compile:
+No weights, data or GPUs are needed. `measure` runs this module as a script in a separate process,
+because the number and type of simulated devices must be configured before JAX starts. There are two
+compilers:
 
-gpu  Uses XLA's GPU compiler for a GPU that is only described. This needs the plugin of the extra
-     `plan`, but neither a GPU nor a driver. A real GPU allocates the memory that this compiler
-     reports.
-cpu  Uses XLA's CPU compiler for the same number of virtual CPU devices. The sizes of arguments and
-     outputs are exact. Temporaries are 2 to 5 times larger than on a GPU (measured), so they are
-     not used.
+gpu  XLA's GPU compiler, for a GPU that is described but does not have to exist. It needs the
+     plugin of the extra `plan`, but neither a GPU nor a driver. It reports the memory that a real
+     GPU allocates.
+cpu  XLA's CPU compiler, for the same number of virtual CPU devices. The sizes of arguments and
+     outputs are exact. The sizes of temporaries are not used, because they are 2 to 5 times larger
+     than on a GPU (measured).
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # Number of GPUs per host, as in NVIDIA's HGX and DGX systems.
 PER_HOST = 8
 
-# Kernels cannot be autotuned without a GPU, so matrix products use library kernels. The flags
-# change which kernel computes a product, but have little effect on its memory.
+# Kernels cannot be autotuned without a GPU, so these flags select library kernels for matrix
+# products. The choice of the kernel has little effect on the memory.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 
@@ -80,12 +80,12 @@ def can_compile_for_gpus() -> bool:
 
 
 def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: str) -> Compilation:
-    """Compiles the programs of a run.
+    """Compiles the programs of a run and returns the memory that they need.
 
     Args:
       work: the sizes of the run.
       num_devices: number of GPUs.
-      device: the GPU.
+      device: the GPU model.
       compiler: "gpu", "cpu" or "none". If the CUDA plugin is not installed, "gpu" falls back to the
         CPU compiler.
 
@@ -115,10 +115,9 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
 
 
 def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
-    """Returns the config with the model's shape in its keys, so that no model folder is needed.
+    """Copies the model's shape into the config, so that compilation needs no model folder.
 
-    The biases and the head norms of Qwen2 are used for every model family, because their memory is
-    negligible.
+    Every model family gets the biases and head norms of Qwen2, because their memory is negligible.
 
     Args:
       config: the config of the run.
@@ -149,12 +148,12 @@ def measure(
 
     Args:
       config: the config returned by `described`.
-      vocab_size: size of the vocabulary.
+      vocab_size: number of tokens in the vocabulary.
       num_devices: number of devices.
-      gpu: the GPU to compile for; None to compile for virtual CPU devices.
+      gpu: the GPU to compile for, or None to compile for virtual CPU devices.
 
     Returns:
-      The memory of each program, by name.
+      A dict from the name of each program ("train" and "decode") to its memory.
 
     Raises:
       UserError: if compilation fails.
@@ -202,11 +201,11 @@ def last_exception(stderr: str) -> str:
 
 
 def described_devices(device: Device, count: int) -> list[Any]:
-    """Creates descriptions of GPUs that do not exist, with `PER_HOST` of them per host.
+    """Creates JAX devices for GPUs that do not exist, with `PER_HOST` GPUs per host.
 
-    After this call, the process can only compile for these GPUs. JAX's fused attention checks the
-    cuDNN version and the GPU of the current machine and has no public option to specify another
-    GPU, so this function replaces these checks.
+    After this call, the process can only compile for these GPUs, because this function replaces the
+    checks of JAX's fused attention. These check the cuDNN version and the GPU of the current
+    machine, and no public option specifies another GPU.
     """
     from jax._src.cudnn import fused_attention_stablehlo as checks
     from jax.experimental import topologies
@@ -228,7 +227,7 @@ def described_devices(device: Device, count: int) -> list[Any]:
 
 
 def _capability(text: str) -> tuple[int, ...]:
-    """Parses a compute capability such as `9.0` into a tuple of integers."""
+    """Parses a CUDA compute capability such as "9.0" into a tuple of integers."""
     return tuple(map(int, text.split(".")))
 
 
@@ -249,7 +248,7 @@ def measured(compiled: Any, seconds: float) -> ProgramMemory:
 
 
 def main() -> int:
-    """Compiles the programs that `measure` sends via stdin, and prints their memory as JSON."""
+    """Compiles the programs that `measure` sends to stdin, and prints their memory as JSON."""
     import jax
 
     from bacr_plan.programs import Programs

@@ -1,9 +1,10 @@
-"""Computes the costs of a run: parameters, floating-point operations and bytes moved.
+"""Computes the costs of a run: parameters, floating-point operations (FLOPs) and memory traffic.
 
-All functions are pure functions of a `Workload` and a mesh. The product of an [m, k] and a [k, n]
-matrix takes 2 m k n operations. Norms, activations and softmax are not counted (below 1 % at these
-widths). XLA's cost analysis is not used because it counts the body of a loop only once, regardless
-of the number of iterations. `memory` computes peak memory and `seconds` computes durations.
+All functions are pure functions of a `Workload` and a device mesh. The product of an [m, k] and a
+[k, n] matrix takes 2 m k n FLOPs. Norms, activation functions and softmax are not counted, because
+they take less than 1 % at these widths. XLA's cost analysis is not used, because it counts the body
+of a loop only once, regardless of the number of iterations. `memory` computes peak memory, and
+`seconds` computes durations.
 """
 
 import math
@@ -21,18 +22,19 @@ FP32 = 4
 
 
 def vocabulary_matrix(model: Qwen2Config) -> int:
-    """Returns the number of parameters of the embedding.
+    """Returns the number of parameters of the token embedding.
 
-    The output head has the same number of parameters, or shares them if it is tied to the
-    embedding.
+    The output head has the same number of parameters, unless it shares the embedding's parameters
+    (tied embeddings).
     """
     return model.vocab_size * model.hidden_size
 
 
 def module_parameters(work: Workload) -> int:
-    """Returns the number of parameters of the budget module.
+    """Returns the number of parameters of the budget module, or 0 without a budget module.
 
-    The module has two [D, D] matrices, either shared or per layer, and a gate of width D per layer.
+    The module has two [D, D] matrices, either shared by all layers or per layer, and a gate with D
+    parameters per layer. D is the hidden size of the model.
     """
     if not work.conditioned:
         return 0
@@ -45,21 +47,21 @@ def module_parameters(work: Workload) -> int:
 
 
 def policy_parameters(work: Workload) -> int:
-    """Returns the number of parameters of the model, including the budget embedding and gates."""
+    """Returns the number of parameters of the model, including its budget module."""
     return work.model.num_parameters + module_parameters(work)
 
 
 def trained_parameters(work: Workload) -> int:
     """Returns the number of trained parameters.
 
-    These are the budget embedding, its gates, and either the adapters or, without adapters, the
-    whole model.
+    The budget module is always trained. If the run uses adapters, only the adapters are trained
+    with it, otherwise the whole model.
     """
     return (work.adapters or work.model.num_parameters) + module_parameters(work)
 
 
 def head_parameters(work: Workload) -> int:
-    """Returns the number of parameters of the value head.
+    """Returns the number of parameters of the value head, or 0 without a value head.
 
     The value head maps input features to one hidden layer and then to a scalar.
     """
@@ -77,7 +79,7 @@ def head_parameters(work: Workload) -> int:
 
 
 def forward_flops_per_token(model: Qwen2Config) -> int:
-    """Returns the operations per token for the weight matrices of all layers.
+    """Returns the FLOPs per token of the weight matrices of all layers in a forward pass.
 
     Attention scores and the output head are not included.
     """
@@ -85,10 +87,11 @@ def forward_flops_per_token(model: Qwen2Config) -> int:
 
 
 def attention_flops(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the operations of attention in a forward pass, for one trace and all layers.
+    """Returns the FLOPs of attention in a forward pass, for one trace and all layers.
 
-    A fused causal kernel skips the half above the diagonal; XLA's attention computes and masks it.
-    In both cases, the answers (branches) attend to the complete padded prompt and thinking (trunk).
+    A fused causal kernel skips the half of the scores above the diagonal, whereas XLA's attention
+    computes and then masks it. In both cases, the answers (branches) attend to the complete padded
+    prompt and thinking (trunk).
     """
     computed_share = 0.5 if work.fused_attention else 1.0
     trunk_pairs = batch.trunk**2 * computed_share
@@ -99,23 +102,26 @@ def attention_flops(work: Workload, batch: PlannedMicroBatch) -> float:
 
 
 def output_flops_per_token(model: Qwen2Config) -> int:
-    """Returns the operations to compute the logits of one token."""
+    """Returns the FLOPs to compute the logits of one token."""
     return 2 * vocabulary_matrix(model)
 
 
 def scored_tokens(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the number of positions per trace for which the learner computes logits."""
+    """Returns the number of positions per trace for which the learner computes logits.
+
+    These are the thinking and the answers, without the prompt and the forced tokens.
+    """
     suffixes = batch.branches / work.branch * SUFFIX_TOKENS
     thinking = min(work.thinking, batch.trunk)
     return thinking + batch.branches - suffixes
 
 
 def _parts_flops(work: Workload, batch: PlannedMicroBatch) -> tuple[float, float]:
-    """Returns the operations of a forward pass over a micro-batch: layers, and output head.
+    """Returns the FLOPs of a forward pass over a micro-batch for the layers and the output head.
 
-    With `train.padding_free`, only attention is computed on padded rows. If the kernel supports
-    masks, attention may instead be computed between all tokens of the micro-batch, provided that
-    this involves fewer pairs.
+    With `train.padding_free`, only attention is computed on padded traces (rows). A kernel that
+    supports masks may instead compute attention between all tokens of the micro-batch, if this
+    involves fewer pairs of tokens.
     """
     attention = batch.rows * attention_flops(work, batch)
     scored: float
@@ -132,18 +138,18 @@ def _parts_flops(work: Workload, batch: PlannedMicroBatch) -> tuple[float, float
 
 
 def forward_flops(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the operations of the learner's forward pass over a micro-batch."""
+    """Returns the FLOPs of the learner's forward pass over a micro-batch."""
     layers, head = _parts_flops(work, batch)
     return layers + head
 
 
 def train_flops(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the operations of the forward and backward pass over a micro-batch.
+    """Returns the FLOPs of the forward and backward pass over a micro-batch.
 
-    A backward pass takes twice the operations of a forward pass, and full remat adds another
-    forward pass. The output head is always recomputed. Frozen matrices need no weight gradient,
-    which saves one of the two backward products. The products of adapters are small in comparison
-    and not counted.
+    A backward pass takes twice the FLOPs of a forward pass: half for the gradients of inputs and
+    half for the gradients of weights, which frozen weights do not need. Full remat repeats the
+    forward pass, and the output head is always recomputed. The small products of adapters are not
+    counted.
     """
     layers, head = _parts_flops(work, batch)
     weights = 0 if work.adapters else 1
@@ -152,12 +158,12 @@ def train_flops(work: Workload, batch: PlannedMicroBatch) -> float:
 
 
 def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:
-    """Returns the operations to decode tokens.
+    """Returns the FLOPs to decode tokens.
 
     Args:
       model: the model's shape.
       tokens: number of tokens.
-      keys: number of keys that the tokens attend to, summed over tokens.
+      keys: total number of keys that the tokens attend to, summed over the tokens.
     """
     attention = 4 * model.num_layers * model.num_heads * model.head_dim * keys
     per_token = forward_flops_per_token(model) + output_flops_per_token(model)
@@ -165,32 +171,33 @@ def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:
 
 
 def chunk_flops(work: Workload, chunk: DecodedChunk) -> float:
-    """Returns the operations of a chunk of decoding steps on all devices.
+    """Returns the FLOPs of a chunk of decoding steps on all devices.
 
-    All decoding slots, which hold one trace (row) each, compute one token per step. Only unfinished
-    traces attend to keys.
+    All decoding slots, which contain one trace (row) each, compute one token per step. Only
+    unfinished traces attend to keys.
     """
     return _decode_flops(work.model, chunk.steps * chunk.slots, float(chunk.live.sum()))
 
 
 def answer_flops(work: Workload, rows: int, steps: int) -> float:
-    """Returns the operations to decode all answers of `rows` traces, on all devices."""
+    """Returns the FLOPs of `steps` decoding steps for all answers of `rows` traces."""
     trunk_lengths = work.lengths.prompts + work.lengths.thinking
     keys = float(trunk_lengths.mean())
     return rows * steps * work.cuts * _decode_flops(work.model, 1, keys)
 
 
 def prefill_flops(work: Workload, rows: int, width: int) -> float:
-    """Returns the operations of a prefill on all devices, without logits."""
+    """Returns the FLOPs to prefill `rows` prompts of `width` tokens, without logits."""
     model = work.model
     attention = 2 * model.num_layers * model.num_heads * model.head_dim * width**2
     return rows * (width * forward_flops_per_token(model) + attention)
 
 
 def step_flops(work: Workload, planned: PlannedIteration) -> dict[str, float]:
-    """Returns the operations of one iteration on all devices, by phase.
+    """Returns the FLOPs of one iteration on all devices, by phase.
 
-    Padding and recomputation are included.
+    Padding and recomputation are included. The phases are "update", "score", "prefill" and
+    "decode".
     """
     rollout = planned.rollout
     micro_batches = [batch for update in planned.updates for batch in update]
@@ -210,16 +217,16 @@ def step_flops(work: Workload, planned: PlannedIteration) -> dict[str, float]:
 
 
 def kv_bytes_per_token(work: Workload) -> int:
-    """Returns the bytes of one token's keys and values in the cache, for all layers."""
+    """Returns the bytes of one token's keys and values in the KV cache, for all layers."""
     model = work.model
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * work.float_bytes
 
 
 def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes per device of the copy of the weights that is used for decoding.
+    """Returns the bytes per device of the weights that are copied for decoding.
 
-    The copy is stored in the compute dtype. The budget module is not copied; decoding reads its
-    fp32 master weights.
+    The copy has the compute dtype. The budget module is not copied, because decoding reads its fp32
+    master weights.
     """
     return work.model.num_parameters * work.float_bytes / layout.decode_tensor
 
@@ -227,8 +234,8 @@ def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
 def weight_bytes(work: Workload, layout: MeshShape) -> float:
     """Returns the bytes of weights that one device reads per decoding step.
 
-    An embedding that is not tied to the output head is not counted because only a few of its rows
-    are read.
+    If the embedding is not tied to the output head, it is not counted, because only a few of its
+    rows are read.
     """
     weights = work.model.num_parameters
     if not work.model.tie_embeddings:
@@ -237,25 +244,26 @@ def weight_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def logits_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
-    """Returns the bytes of fp32 logits that are moved per decoding step.
+    """Returns the bytes of fp32 logits that one device reads and writes per decoding step.
 
-    The logits are written once, and the sampler reads them four times.
+    The logits are written once, and the sampler reads them four times. `rows` is the number of
+    sampled tokens on the device.
     """
     return rows * 5 * FP32 * work.model.vocab_size / layout.decode_tensor
 
 
 def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
-    """Returns the bytes moved per cache position in a decoding step, for all layers.
+    """Returns the memory traffic in bytes per position of a KV cache in a decoding step.
 
-    They consist of the position's key and value. If the run uses XLA's attention, they include the
-    attention scores: XLA writes them in fp32, reads them three times, and writes and reads them
-    once in the compute dtype. It pads the queries that share a key/value head to a multiple of
+    The key and the value of the position are read in all layers. XLA's attention also writes and
+    reads attention scores: it writes them in fp32, reads them three times, and writes and reads
+    them once in the compute dtype. It pads the queries that share a key/value head to a multiple of
     eight.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      queries: number of queries per row that read the position, one for each of the row's answers.
+      layout: the device mesh.
+      queries: number of queries per trace that read the position, one for each answer of the trace.
     """
     model = work.model
     moved = kv_bytes_per_token(work)
@@ -267,7 +275,7 @@ def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
 
 
 def chunk_bytes(work: Workload, layout: MeshShape, chunk: DecodedChunk) -> float:
-    """Returns the bytes that the slowest device moves in a chunk of decoding steps."""
+    """Returns the memory traffic in bytes of the slowest device in a chunk of decoding steps."""
     rows = chunk.slots / layout.slot_shards
     per_step = weight_bytes(work, layout) + logits_bytes(work, layout, rows)
     if work.own_keys:
@@ -280,9 +288,9 @@ def chunk_bytes(work: Workload, layout: MeshShape, chunk: DecodedChunk) -> float
 def answer_positions(work: Workload, length: int) -> float:
     """Returns the number of cache positions that a trace's answers read per decoding step.
 
-    With XLA's attention, all answers of a trace (row) are queries in a single pass over the
-    complete cache. A kernel that reads only the valid positions of each trace makes one pass per
-    answer, up to the answer's truncation point (cut). Cuts are assumed to be evenly spaced.
+    With XLA's attention, all answers of a trace read the complete cache in a single pass. A kernel
+    that reads only the valid positions of each trace makes one pass per answer, up to the position
+    (cut) at which the answer's thinking is truncated. Cuts are assumed to be evenly spaced.
 
     Args:
       work: the sizes of the run.
@@ -296,13 +304,13 @@ def answer_positions(work: Workload, length: int) -> float:
 
 
 def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, steps: int) -> float:
-    """Returns the bytes that one device moves while the answers of `rows` traces are decoded.
+    """Returns one device's memory traffic in bytes for decoding the answers of `rows` traces.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      rows: number of rows, on all devices.
-      length: length of the caches in positions.
+      layout: the device mesh.
+      rows: number of traces on all devices.
+      length: length of the KV caches in positions.
       steps: number of decoding steps.
     """
     device_rows = rows / layout.slot_shards
@@ -316,18 +324,18 @@ def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, step
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
     """Returns the bytes that an Adam step reads and writes on one device.
 
-    These are the master weights, the two moments and the gradients.
+    They consist of master weights, two moments and gradients.
     """
     per_parameter = 3 * FP32 + 4 * work.moment_bytes
     return per_parameter * trained_parameters(work) / layout.param_shards
 
 
 def gathered_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes that one device receives from other FSDP shards in a micro-batch.
+    """Returns the bytes that one device receives from other FSDP shards per micro-batch.
 
     The layers are gathered in the compute dtype for the forward pass, and again for a backward pass
-    with recomputation. Their gradients are sent in the compute dtype too. Gradients of the
-    embedding and the output head are sent in fp32.
+    with recomputation. Their gradients also have the compute dtype. The gradients of the embedding
+    and the output head are sent in fp32.
     """
     num_vocabulary_matrices = 1 if work.model.tie_embeddings else 2
     vocabulary = vocabulary_matrix(work.model) * num_vocabulary_matrices
@@ -343,23 +351,23 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def copied_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes that one device receives in an update from other data-parallel replicas.
+    """Returns the bytes that one device receives from other data-parallel replicas per update.
 
-    The fp32 gradients of its shard are summed with an all-reduce.
+    The replicas sum the fp32 gradients of each shard with an all-reduce.
     """
     shard = trained_parameters(work) / layout.param_shards
     return 2 * FP32 * shard * (layout.data - 1) / layout.data
 
 
 def decode_link_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
-    """Returns the bytes that one device receives per decoding step.
+    """Returns the bytes that one device receives from other devices per decoding step.
 
     Tensor parallelism needs two all-reduces per layer.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      rows: number of rows on the device.
+      layout: the device mesh.
+      rows: number of traces on the device.
     """
     shards = layout.decode_tensor
     array = rows * work.model.hidden_size * work.float_bytes

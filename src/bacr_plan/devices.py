@@ -1,12 +1,12 @@
-"""Lists the supported GPUs with their data-sheet rates and their descriptions for XLA.
+"""Lists the supported GPUs with the rates of their data sheets and their descriptions for XLA.
 
 The numbers come from NVIDIA's data sheets of A10, RTX A6000, L4, L40S, A100, H100, H200 and HGX
 B200, and from the architecture white papers of A100, H100, GA102, Ada and RTX Blackwell (RTX 4090
-and 5090). The multiprocessors, clock rate, cache size and memory bandwidth of B200 come from XLA's
-description of it. Limits per multiprocessor come from the table of technical specifications per
-compute capability in the CUDA C++ Programming Guide. Matrix rates are for dense products with fp32
-accumulation; most data sheets list twice this rate, "with sparsity". Only the plans for A100, H100
-and H200 have been compared with programs compiled for these GPUs.
+and 5090). The number of multiprocessors, clock rate, cache size and memory bandwidth of B200 come
+from XLA's description of this GPU. The limits per multiprocessor come from the CUDA C++ Programming
+Guide (table of technical specifications per compute capability). Rates of matrix products are for
+dense matrices and fp32 accumulation. Most data sheets list twice this rate, "with sparsity". Only
+the plans for A100, H100 and H200 have been compared with programs compiled for these GPUs.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bacr_jax.errors import UserError
 
 GIB = 2**30
-# cuDNN version of described devices: major, minor, patch.
+# cuDNN version for which programs are compiled: major, minor, patch.
 CUDNN = (9, 10, 2)
 
 
@@ -25,13 +25,13 @@ class Device:
     Attributes:
       name: the full name.
       memory_gib: memory in GiB. Data sheets list these numbers as GB, but drivers report nearly the
-        same number of GiB. The value is a sixteenth smaller for GDDR memory with ECC enabled, which
-        is the default of data-center cards.
-      matmul_flops: dense bfloat16 matrix products with fp32 accumulation, in FLOP/s.
-      memory_bandwidth: bytes/s.
-      link_bandwidth: bytes/s to other GPUs of the same host in one direction; PCIe bandwidth for
-        cards without NVLink.
-      capability: compute capability, major and minor.
+        same number of GiB. For GDDR memory, one sixteenth is subtracted if ECC is enabled, which is
+        the default of data-center cards.
+      matmul_flops: rate of dense bfloat16 matrix products with fp32 accumulation, in FLOP/s.
+      memory_bandwidth: bandwidth of the GPU memory in bytes/s.
+      link_bandwidth: bandwidth in bytes/s to other GPUs of the same host in one direction. The PCIe
+        bandwidth for cards without NVLink.
+      capability: major and minor version of the CUDA compute capability.
       cores: number of streaming multiprocessors.
       l2_mib: size of the L2 cache in MiB.
       clock_ghz: clock rate in GHz.
@@ -95,10 +95,10 @@ MEMORY_FRACTION = 0.92
 
 
 def find(name: str) -> Device:
-    """Returns the device with a given name in `DEVICES`.
+    """Returns the GPU model with a given name in `DEVICES`.
 
     Raises:
-      UserError: if no device has this name.
+      UserError: if no GPU model has this name.
     """
     if name not in DEVICES:
         raise UserError(
@@ -108,9 +108,9 @@ def find(name: str) -> Device:
 
 
 def smallest_with(memory_gib: float) -> str:
-    """Returns the name of the smallest device with at least `memory_gib` of memory.
+    """Returns the name of the GPU model with the least memory that is at least `memory_gib`.
 
-    Returns the name of the largest device if none has enough memory.
+    Returns the name of the largest GPU model if none has enough memory.
     """
     names = sorted(DEVICES, key=lambda name: DEVICES[name].memory_gib)
     for name in names:
@@ -120,7 +120,7 @@ def smallest_with(memory_gib: float) -> str:
 
 
 def target_config(device: Device) -> str:
-    """Returns a device as GpuTargetConfigProto in text format, which XLA needs to compile for it.
+    """Returns XLA's description of a GPU (GpuTargetConfigProto as text), to compile for the GPU.
 
     The limits of registers and grids are the same for all compute capabilities in `_CORE`. A block
     may request all shared memory of a multiprocessor except one KiB, which the driver reserves.

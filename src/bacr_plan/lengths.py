@@ -1,8 +1,8 @@
-"""Predicts the lengths of the rows in an iteration: prompts, thinking and answers.
+"""Predicts the lengths of all traces (rows) in an iteration: prompts, thinking and answers.
 
-The predicted durations of a plan use the expected lengths, whereas its memory uses the maximum
-lengths that the config allows. Rows are sampled with a fixed seed, so identical settings produce
-identical plans.
+A plan predicts durations from these expected lengths, and memory from the maximum lengths that the
+config allows. The lengths are sampled with a fixed seed, so identical settings produce identical
+plans.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 
-# Length of the longer suffix in tokens, rounded up. "\n</think>\n<answer>\n" has 7 tokens with
-# Qwen2.5's tokenizer.
+# Upper bound on the number of forced tokens between thinking and answer. The longest suffix,
+# "\n</think>\n<answer>\n", has 7 tokens with Qwen2.5's tokenizer.
 SUFFIX_TOKENS = 8
 
 
@@ -31,7 +31,7 @@ class PromptLengths:
     """A distribution of prompt lengths, represented by quantiles.
 
     Attributes:
-      source: description of where the lengths come from, for the plan's text.
+      source: source of the lengths, which is printed with the plan.
       shares: cumulative fractions of the prompts in increasing order.
       tokens: for each fraction, the corresponding quantile of the prompt length in tokens.
     """
@@ -43,8 +43,7 @@ class PromptLengths:
     def at_most(self, limit: int) -> "PromptLengths":
         """Returns the distribution with all quantiles clipped to `limit` tokens.
 
-        A run drops longer prompts. They are rare enough that the other quantiles are left
-        unchanged.
+        A run drops longer prompts, but they are so rare that the other quantiles are not changed.
         """
         tokens = tuple(min(quantile, limit) for quantile in self.tokens)
         return dataclasses.replace(self, tokens=tokens)
@@ -61,7 +60,7 @@ MATH = PromptLengths(
         *(476, 635, 874, 1004),
     ),
 )
-# Quantiles of the lengths of these problems' answers, including the closing tag.
+# Quantiles of the answer lengths of these problems in tokens, including the closing tag.
 _ANSWER_SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
 _ANSWER_TOKENS = (5, 7, 12, 28, 90)
 
@@ -94,13 +93,15 @@ def prompt_lengths(task: TaskSettings, model: ModelConfig) -> PromptLengths:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths in tokens of all traces (rows) of an iteration, whose thinking uses the whole budget.
+    """The number of tokens in each part of the traces (rows) of an iteration.
+
+    The thinking of every trace uses its whole budget.
 
     Attributes:
-      prompts: number of prompt tokens per row.
-      thinking: number of thinking tokens per row.
-      answers: number of answer tokens per row and branch.
-      source: description of where the prompt lengths come from.
+      prompts: number of prompt tokens per trace.
+      thinking: number of thinking tokens per trace.
+      answers: number of tokens of each answer (branch) per trace.
+      source: source of the prompt lengths.
     """
 
     prompts: Int[np.ndarray, "B"]
@@ -110,12 +111,12 @@ class Lengths:
 
 
 def rows_of(settings: MethodSettings, prompts: PromptLengths, *, cuts: int) -> Lengths:
-    """Samples the lengths of an iteration's traces (rows). A group's traces share their prompt.
+    """Samples the lengths of an iteration's traces (rows). Traces of a group share their prompt.
 
     Args:
       settings: settings of the run's method.
       prompts: the distribution of prompt lengths.
-      cuts: number of branches per row.
+      cuts: number of answers (branches) per trace.
     """
     rng = np.random.default_rng(0)
     rollout = settings.rollout
@@ -139,8 +140,9 @@ def _thinking(
 ) -> Int[np.ndarray, "B"]:
     """Samples the number of thinking tokens of each trace (row).
 
-    It is the trace's budget, or `budget.max` if the method does not enforce budgets. Budgets come
-    from the prior or from the method. All difficulty groups are assumed to be equally frequent.
+    A trace uses its whole budget, or `budget.max` tokens if the method does not enforce budgets.
+    Budgets are sampled from the prior or by the method. All difficulty groups are assumed to be
+    equally frequent.
     """
     budget = settings.budget
     method = load_method(settings)

@@ -1,9 +1,9 @@
 """Computes the memory per device in each phase of an iteration with analytical formulas.
 
-Resident arrays (master weights, moments, decode copy and cache) follow from shapes. Temporaries are
-the arrays that must exist simultaneously at the peak of an update or of a decoding step. Their
-factors were derived from XLA's buffer assignments for A100. `tests/planning/test_against_xla.py`
-compares them with compiled programs.
+The sizes of permanent arrays (master weights, optimizer moments, weights for decoding and KV cache)
+follow from their shapes. Temporaries are the arrays that must exist at the same time at the peak of
+an update or of a decoding step. Their factors were derived from XLA's buffer assignments for A100.
+`tests/planning/test_against_xla.py` compares them with compiled programs.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class MemoryPhase:
 
     Attributes:
       resident: size of the train state, which exists in every phase.
-      temporaries: maximum total size of temporary arrays at any time.
-      own: size of the program's arguments that are not part of the train state.
+      temporaries: maximum total size of the temporary arrays.
+      own: size of other arrays that exist during the whole phase, such as the KV cache.
     """
 
     resident: float
@@ -39,21 +39,21 @@ class MemoryPhase:
     def peak_with(self, factor: float) -> float:
         """Returns the peak memory in bytes, with the temporaries multiplied by `factor`.
 
-        The factor is the ratio between a compiler's temporaries and the analytical ones.
+        The factor is the ratio of the compiled program's temporaries to the analytical prediction.
         """
         return self.resident + self.own + factor * self.temporaries
 
 
 def parameter_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes per device of the fp32 master weights that are trained."""
+    """Returns the bytes per device of the fp32 master weights of all trained parameters."""
     return FP32 * costs.trained_parameters(work) / layout.param_shards
 
 
 def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
     """Returns the bytes per device of each part of the train state.
 
-    The value head and its two moments are replicated on every device. The frozen base weights of
-    adapters are stored only once, because the reference policy shares them.
+    The value head and its two moments are replicated on every device. If adapters are trained, the
+    policy and the reference policy share the frozen base weights, which are counted once.
     """
     parameters = parameter_bytes(work, layout)
     moments = 2 * work.moment_bytes * costs.trained_parameters(work)
@@ -87,10 +87,11 @@ def bounded_update_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def host_snapshot_bytes(work: Workload) -> float:
-    """Returns the bytes of host memory for the state before an update, which train.undo_* stores.
+    """Returns the bytes of host memory for the snapshot of the state before an update.
 
-    The state consists of the trained parameters, their two moments, and the value head with its
-    moments. Data-parallel replicas on the same host share it. Returns 0 if neither option is set.
+    The options train.undo_* restore this snapshot to undo an update. It contains the trained
+    parameters, their two moments, and the value head with its moments. Data-parallel replicas on
+    the same host share it. Returns 0 if none of these options is set.
     """
     train = work.config.train
     if train.undo_closed_answers is None and train.undo_filled_budgets is None:
@@ -103,15 +104,15 @@ def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     """Returns the bytes of the fp32 attention scores of one layer.
 
     A trace (row) has a trunk (its prompt and thinking) and branches (its answers). The result
-    contains the scores of all branches over their trunks. The scores of the trunks are included
-    unless a fused kernel computes them. With `train.padding_free`, the tokens of `rows` full traces
-    may come from up to twice as many traces. If the kernel supports masks, attention is then
-    computed between all tokens, provided that this involves fewer pairs.
+    contains the scores between branches and trunks and, without a fused kernel, the scores within
+    trunks. With `train.padding_free`, the tokens of `rows` full traces may come from up to twice as
+    many traces. A kernel that supports masks then computes attention between all tokens, if this
+    involves fewer pairs.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      rows: number of full rows on one device.
+      layout: the device mesh.
+      rows: number of full traces on one device.
     """
     heads = work.model.num_heads / layout.tensor
     padding_free = work.config.train.padding_free
@@ -130,14 +131,14 @@ def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
 def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
     """Returns the bytes of activations that the forward pass stores for the backward pass.
 
-    Full remat only stores the input of every layer. Selective remat also stores the results of
+    Full remat stores only the input of every layer. Selective remat also stores the results of
     matrix products (`model.block.PRODUCTS`): q, k, v, the attention output with two fp32 numbers
     per head, the residual stream between attention and MLP, gate, up, and the residual stream
     before the budget gate.
 
-    Without remat, the stored arrays are norms, q, k, v, attention, its output and the residual
-    stream; gate, up, their product, and the fp32 intermediate results of silu; and the attention
-    scores in both dtypes with their mask.
+    Without remat, the stored arrays are the norms, q, k, v, attention, its output, the residual
+    stream, gate, up, their product, the fp32 intermediate results of silu, and the attention scores
+    in both dtypes with their mask.
     """
     model = work.model
     tokens = rows * work.row_tokens
@@ -157,10 +158,11 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
 def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
     """Returns the bytes of one layer's temporaries and weights during its backward pass.
 
-    MLP: gate, up, silu, their product and one cotangent. Attention: the scores, their exponentials
-    in both dtypes and the mask. Another six arrays have the width of the residual stream. The
-    weights of this layer and of the next one are gathered while this layer's fp32 gradient is sent
-    to its shards. A frozen layer has no gradient, and a layer that is not sharded is not gathered.
+    The MLP needs gate, up, silu, their product and one cotangent. Attention needs the scores, their
+    exponentials in both dtypes and the mask. Another six arrays have the width of the residual
+    stream. The weights of this layer and of the next one are gathered while this layer's fp32
+    gradient is sent to its shards. A frozen layer has no gradient, and a layer that is not sharded
+    is not gathered.
     """
     model = work.model
     tokens = rows * work.row_tokens
@@ -180,9 +182,9 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      backward: True for a pass with gradients, which stores one more array of logits, and the
-        gradient of the output head unless only adapters are trained.
+      layout: the device mesh.
+      backward: True for a pass with gradients. It stores one more array of logits and, unless only
+        adapters are trained, the gradient of the output head.
     """
     head = costs.vocabulary_matrix(work.model) / layout.tensor
     tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens
@@ -198,8 +200,8 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
 def gradient_bytes(work: Workload, layout: MeshShape) -> float:
     """Returns the bytes per device of the fp32 gradients.
 
-    With several micro-batches, the gradients of one micro-batch and the accumulated gradients exist
-    at the same time.
+    With several micro-batches, the gradients of the current micro-batch and the accumulated
+    gradients exist at the same time.
     """
     accumulates = work.by_tokens or work.update_rows > work.micro_rows
     return parameter_bytes(work, layout) * (2 if accumulates else 1)
@@ -208,8 +210,8 @@ def gradient_bytes(work: Workload, layout: MeshShape) -> float:
 def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     """Returns the memory of an update, which accumulates gradients and then applies Adam.
 
-    If one program processes several micro-batches, XLA casts the master weights to the compute
-    dtype once, outside of the loop, and stores that copy.
+    If one program processes several micro-batches, XLA converts the master weights to the compute
+    dtype once, before the loop, and stores the result.
     """
     rows = math.ceil(work.micro_rows / layout.row_shards)
     stored = gradient_bytes(work, layout)
@@ -225,14 +227,14 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 
 
 def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
-    """Returns the memory of the supervised warm-up: a training step, and measuring its accuracy.
+    """Returns the memory of the two phases of the supervised warm-up: training and evaluation.
 
     The state consists of all weights in fp32 with two moments. If `warmup.style` is set, a second
     copy of the state is trained at the same time.
 
     Returns:
-      The phase `warmup` and, if there are evaluation sets, `warmup_accuracy`. Empty without a
-      warm-up.
+      A dict with the phase "warmup" (a training step) and, if there are evaluation sets, the phase
+      "warmup_accuracy" (measuring the accuracy). Empty without a warm-up.
     """
     warmup = work.warmup
     if warmup is None:
@@ -248,15 +250,15 @@ def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
 
 
 def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
-    """Returns the value of model.remat with the least recomputation whose update fits.
+    """Returns the setting of model.remat with the least recomputation that fits into memory.
 
-    Returns "full" if no other value fits, without checking whether "full" fits.
+    Returns "full" if no other setting fits, without checking that "full" fits.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
+      layout: the device mesh.
       limit: number of bytes that may be used per device.
-      temporaries: factor for the temporaries, determined by a compiler.
+      temporaries: factor for the size of temporaries, determined by compilation.
     """
     for remat in ("none", "selective"):
         changed = dataclasses.replace(work, remat=remat)
@@ -267,7 +269,10 @@ def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: fl
 
 
 def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Returns the memory of scoring a micro-batch. Temporaries are 0 if the run never scores."""
+    """Returns the memory of computing the log-probabilities of a micro-batch without gradients.
+
+    The temporaries are 0 if the run never does this.
+    """
     if not work.scored:
         return MemoryPhase(state_bytes(work, layout), 0.0)
     model = work.model
@@ -284,22 +289,22 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
-    """Returns the bytes of `tokens` keys and values for each trace that a device decodes."""
+    """Returns the bytes of the keys and values of `tokens` tokens per trace on one device."""
     rows = math.ceil(work.slots / layout.slot_shards)
     return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
 
 
 def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the keys and values of prompts and thinking that one device decodes."""
+    """Returns the bytes of the keys and values of prompts and thinking on one device."""
     return _cache_bytes(work, layout, work.trunk)
 
 
 def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of keys and values that answers add to the cache of the thinking.
+    """Returns the bytes of keys and values on one device that are added to decode answers.
 
     If every trace has a decoding slot, all answers are decoded at once and read the cache of prompt
-    and thinking (trunk) in place. If slots are refilled, up to half of them (or the fraction given
-    by `rollout.refill`, if larger) are answered at a time, on copies of their trunks.
+    and thinking (trunk) in place. If slots are refilled, up to half of the slots (or the fraction
+    `rollout.refill`, if larger) are answered at a time, with copies of their trunks.
     """
     branches = _cache_bytes(work, layout, work.cuts * work.branch)
     if work.slots >= work.rows:
@@ -314,7 +319,7 @@ def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def decode_temporaries(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of a decoding step's temporaries.
+    """Returns the bytes of a decoding step's temporaries on one device.
 
     These are five arrays of logits and three arrays of attention scores, all in fp32.
     """
@@ -324,9 +329,9 @@ def decode_temporaries(work: Workload, layout: MeshShape) -> float:
 
 
 def prefill_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of caches and temporaries while all slots get their first prompts.
+    """Returns one device's bytes of caches and temporaries while all slots get their first prompts.
 
-    At this point the caches have a quarter of their full length. The keys and values of the prompts
+    At this time the caches have a quarter of their full length. The keys and values of the prompts
     are computed in separate caches and then copied.
     """
     rows = math.ceil(work.slots / layout.slot_shards)
@@ -336,7 +341,7 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Returns the memory of decoding with a trace in every slot, next to the train state.
+    """Returns the memory of decoding with a trace in every slot, including the train state.
 
     Pass `work.evaluation` to get the memory of an evaluation.
     """

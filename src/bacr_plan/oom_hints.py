@@ -32,8 +32,8 @@ KEYS = {
     "start": ("mesh.fsdp", "mesh.tensor"),
 }
 _OTHER_KEYS = ("rollout.slots", "train.micro_batch_rows", "mesh.fsdp")
-# A failed phase needs more memory than the limit, by an unknown amount. This fraction of the limit
-# is assumed.
+# A failed phase needs more memory than the limit, but the difference is unknown. It is assumed to
+# be this fraction of the limit.
 EXCESS = 0.1
 
 
@@ -42,12 +42,12 @@ def smaller_choice(
 ) -> Choice | None:
     """Searches for smaller sizes, or another mesh, with which a failed run would fit.
 
-    The search only uses arithmetic. If the arithmetic predicts that the failed phase fits, it
-    underestimates the phase. The limit is then reduced by the difference.
+    The search uses the analytical predictions of `memory`. If they predict that the failed phase
+    fits, they underestimate its memory, and the limit is reduced by the difference.
 
     Args:
       work: the sizes of the failed run.
-      layout: its mesh.
+      layout: its device mesh.
       limit: number of bytes that JAX may use per device.
       phase: the phase that failed, a key of `KEYS`.
       evaluating: True if the failure happened during an evaluation.
@@ -66,7 +66,7 @@ def smaller_choice(
     else:
         return None
     tight_limit = min(limit, planned - EXCESS * limit)
-    # If nothing fits within the tight limit, any reduction is accepted.
+    # If nothing fits within the tight limit, accept any reduction.
     for tried_limit in (tight_limit, min(limit, planned - 1.0)):
         rows = search.largest(portion, work, layout, MemoryLimit(tried_limit))
         if rows:
@@ -79,7 +79,7 @@ def smaller_choice(
 def device_memory() -> float | None:
     """Returns the number of bytes that JAX may use per device of this process.
 
-    None if the limit is unknown, as on CPUs.
+    Returns None if the limit is unknown, as on CPUs.
     """
     statistics = jax.local_devices()[0].memory_stats() or {}
     limit = statistics.get("bytes_limit")
@@ -89,11 +89,11 @@ def device_memory() -> float | None:
 def explain(error: OutOfMemory, config_file: Path) -> str:
     """Builds the error message for a run that ran out of memory.
 
-    The message contains the original error, and config keys with which the run would fit.
+    The message contains the original error and config keys with which the run should fit.
 
     Args:
-      error: what ran out, and where.
-      config_file: config.yaml of the run.
+      error: the error, with the phases of the run in which it occurred.
+      config_file: path of the run's config.yaml.
     """
     if error.on_host:
         return f"{error}; free some memory, or use a smaller rollout.questions or data set"
@@ -127,7 +127,7 @@ def explain(error: OutOfMemory, config_file: Path) -> str:
 
 
 def _advice(keys: Sequence[str], num_devices: int) -> str:
-    """Describes which keys to decrease and, if there are several devices, which to increase."""
+    """Describes which keys to decrease and, with several devices, which mesh keys to increase."""
     mesh_keys = [key for key in keys if key.startswith("mesh.")]
     other_keys = [key for key in keys if key not in mesh_keys]
     advice = []

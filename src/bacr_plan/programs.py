@@ -1,6 +1,6 @@
-"""Lowers the jitted functions of a run with abstract arguments, sharded as in training.
+"""Lowers the jitted functions of a run with abstract arguments that are sharded as in training.
 
-Nothing is allocated. The devices may be real, virtual, or only described (see `compiling`).
+No arrays are allocated. The devices may be real, virtual, or only described (see `compiling`).
 """
 
 import dataclasses
@@ -33,32 +33,32 @@ from bacr_plan.workload import SUFFIX_TOKENS
 
 
 def laid_out(tree: Any, shardings: Any) -> Any:
-    """Converts the arrays of a tree to `ShapeDtypeStruct` with shardings.
+    """Converts every array of a pytree to a `ShapeDtypeStruct` with a sharding.
 
     Args:
-      tree: a tree of arrays or abstract arrays.
-      shardings: one sharding for all arrays, or a tree of shardings.
+      tree: a pytree of arrays or abstract arrays.
+      shardings: one sharding for all arrays, or a pytree of shardings.
     """
 
     def with_sharding(array: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of an array together with a sharding."""
+        """Returns an abstract array with the given sharding."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
     return jax.tree.map(with_sharding, tree, jax.tree.broadcast(shardings, tree))
 
 
 def over(mesh: Mesh, *axes: Any) -> NamedSharding:
-    """Returns the sharding of an array whose axes are split over the given mesh axes."""
+    """Returns the sharding of an array whose axes are sharded over the given mesh axes."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:
-    """Converts the arrays of a tree to `ShapeDtypeStruct`s that are replicated on every device."""
+    """Converts the arrays of a pytree to `ShapeDtypeStruct`s that are replicated on all devices."""
     return laid_out(tree, parallel.replicated(mesh))
 
 
 def _decode_rules(vocab_size: int) -> DecodeRules:
-    """Returns abstract decode rules for the prompt format with answer tags."""
+    """Returns decode rules with abstract arrays, for the prompt format with answer tags."""
     array: Any = jax.ShapeDtypeStruct
     flags = array((vocab_size,), bool)
     # One state per byte of "</answer>", plus the accepting state.
@@ -86,7 +86,7 @@ class Programs:
 
         Args:
           config: the config returned by `compiling.described`.
-          vocab_size: size of the vocabulary.
+          vocab_size: number of tokens in the vocabulary.
           devices: real, virtual or described devices.
         """
         self.config = config
@@ -133,11 +133,11 @@ class Programs:
     def _accumulation(self, state: Any, tokens: int) -> Lowered:
         """Lowers the program that adds a micro-batch's gradient to the accumulated gradients.
 
-        The micro-batch has the widest length bucket.
+        The micro-batch consists of traces with the maximum length.
 
         Args:
           state: the abstract train state.
-          tokens: number of tokens in the micro-batch.
+          tokens: maximum number of tokens in the micro-batch.
         """
         row = self._batch(1)
         branch_positions = row.branches.shape[1] * row.branches.shape[2]
@@ -159,7 +159,7 @@ class Programs:
         return learning.accumulate.lower(earlier, *arguments, spec=self.learner)
 
     def decode(self) -> Lowered:
-        """Lowers one chunk of decoding steps with every slot in use and the longest cache."""
+        """Lowers one chunk of decoding steps with a trace in every slot and a full-length cache."""
         spec = self.rollout
         return trunks.decode_trunks.lower(
             self.decode_copy(),
@@ -170,7 +170,7 @@ class Programs:
         )
 
     def decode_copy(self) -> Any:
-        """Returns the abstract copy of the parameters that is used for decoding."""
+        """Returns the abstract weights for decoding, which are a copy of the parameters."""
         mesh = self.decode_mesh
         make_copy = functools.partial(
             decode_params,
@@ -182,13 +182,13 @@ class Programs:
         return laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
 
     def draws(self) -> SamplingInputs:
-        """Returns the abstract sampling inputs (key, decode rules and temperature), replicated."""
+        """Returns the abstract inputs of sampling (key, decode rules, temperature), replicated."""
         rules = _decode_rules(self.learner.model.vocab_size)
         sampling = jax.eval_shape(lambda: sampling_params(1.0))
         return _whole(SamplingInputs(self.key, rules, sampling), self.decode_mesh)
 
     def slots(self) -> Any:
-        """Returns the abstract decoding state with the longest cache."""
+        """Returns the abstract state of all decoding slots with full-length KV caches."""
         spec = self.rollout
         width = self.config.data.max_prompt_tokens
         phi = None
@@ -222,7 +222,7 @@ class Programs:
         )
 
     def _batch(self, rows: int) -> Batch:
-        """Returns an abstract batch of `rows` traces with their maximum widths."""
+        """Returns an abstract batch of `rows` traces with the maximum lengths of the config."""
         config = self.config
         batch = empty_batch(
             rows,
@@ -240,7 +240,7 @@ class Programs:
         return _whole(mask, self.mesh)
 
     def _minibatch(self, batch: Batch) -> Minibatch:
-        """Returns a batch with abstract old and reference scores, if the run uses them."""
+        """Returns a batch with abstract old and reference log-probabilities if they are used."""
         thinking = batch.thinking_logprobs
         answers = batch.answer_logprobs
         hidden: Any = jax.ShapeDtypeStruct(

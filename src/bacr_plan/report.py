@@ -1,4 +1,4 @@
-"""Computes the plan of a run: whether it fits, how long it takes, and which settings would fit."""
+"""Computes the plan of a run: whether it fits, how long it takes, and which settings are better."""
 
 import dataclasses
 import functools
@@ -29,14 +29,14 @@ _WORTH = 0.95
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run. Each part is computed when it is first accessed.
+    """The plan of a run. Each property is computed when it is first accessed.
 
     Attributes:
       work: the sizes of the run.
-      layout: the mesh.
-      device: the GPU.
+      layout: the device mesh.
+      device: the GPU model.
       memory_gib: memory per device in GiB.
-      compilation: the compiled programs; empty if only arithmetic is used.
+      compilation: the compiled programs. Empty if memory is only predicted by formulas.
     """
 
     work: Workload
@@ -52,7 +52,7 @@ class Plan:
 
     @functools.cached_property
     def phases(self) -> dict[str, MemoryPhase]:
-        """Returns the memory of each phase, from compiled programs where available."""
+        """Returns the memory of each phase, from compiled programs if available."""
         work = self.work
         layout = self.layout
         update = memory.update_phase(work, layout)
@@ -65,8 +65,8 @@ class Plan:
             "score": dataclasses.replace(score, resident=resident),
             "update": MemoryPhase(resident, update_temporaries, update.own),
         }
-        # Other phases are not compiled. Their temporaries are scaled by the ratios of these two
-        # phases.
+        # Other phases are not compiled. Their predicted temporaries are multiplied by the ratio of
+        # compiled to predicted temporaries of these two phases.
         update_factor = update_temporaries / update.temporaries
         rollout_factor = rollout_temporaries / rollout.temporaries
         if work.evaluated:
@@ -86,7 +86,7 @@ class Plan:
         """Returns the bytes of the train state and of an update's temporaries.
 
         Args:
-          update: the analytical memory of the phase, which is used if no program was compiled.
+          update: the analytical prediction, which is used if no program was compiled.
         """
         programs = self.compilation.programs
         resident = update.resident
@@ -94,9 +94,9 @@ class Plan:
         if not programs:
             return resident, temporaries
         train = programs["train"]
-        # If micro-batches are formed by tokens, the compiled program computes gradients and does
-        # not read the moments, so its arguments are not the complete state. Otherwise its arguments
-        # are the state and a batch. The reference policy is not an argument, so its size is added.
+        # The arguments of the compiled update are the state and a batch. The reference policy is
+        # not an argument, so its size is added. If micro-batches are formed by tokens, the compiled
+        # program only computes gradients, and its arguments do not include the optimizer moments.
         if not self.work.by_tokens:
             state = memory.state_parts(self.work, self.layout)
             resident = train.arguments + train.outputs + state["reference"]
@@ -112,7 +112,7 @@ class Plan:
         """Returns the bytes of a rollout's arguments and temporaries.
 
         Args:
-          rollout: the analytical memory of the phase, which is used if no program was compiled.
+          rollout: the analytical prediction, which is used if no program was compiled.
         """
         programs = self.compilation.programs
         if not programs:
@@ -128,7 +128,7 @@ class Plan:
 
     @functools.cached_property
     def memory_limit(self) -> MemoryLimit:
-        """Returns the memory limit, with the ratios of compiled to analytical temporaries."""
+        """Returns the memory limit, with the ratios of compiled to predicted temporaries."""
         update = memory.update_phase(self.work, self.layout)
         rollout = memory.rollout_phase(self.work, self.layout)
         return MemoryLimit(
@@ -149,7 +149,7 @@ class Plan:
 
     @functools.cached_property
     def largest(self) -> dict[str, int]:
-        """Returns the maximum number of traces that fit, for each entry of `search.PORTIONS`.
+        """Returns the maximum number of traces that fit, for each setting in `search.PORTIONS`.
 
         The number is 0 if not even one trace per device fits.
         """
@@ -160,9 +160,9 @@ class Plan:
 
     @functools.cached_property
     def suggestion(self) -> Choice | None:
-        """Returns the settings that are suggested for these devices if the config does not fit.
+        """Returns settings with which the run fits on these devices.
 
-        None if the config fits already, or if no settings fit.
+        Returns None if the config already fits, or if no settings fit.
         """
         if self.fits:
             return None
@@ -182,8 +182,8 @@ class Plan:
     def larger(self) -> Choice | None:
         """Returns settings that fit on a larger number of these devices.
 
-        This is only computed if no settings fit on the current number of devices, otherwise it is
-        None. It is also None if none of the factors in `LARGER` is enough.
+        Returns None if any settings fit on the current number of devices, or if none of the factors
+        in `LARGER` is enough.
         """
         if self.fits or self.suggestion is not None:
             return None
@@ -201,7 +201,7 @@ class Plan:
         The number of devices stays the same.
 
         Returns:
-          The name in `DEVICES`, and the settings that fit. None if the run fits on the current
+          The GPU's name in `DEVICES` and the settings that fit. None if the run fits on the current
           devices with its own or with the suggested settings, or if no known GPU is large enough.
         """
         if self.fits or self.suggestion is not None:
@@ -223,7 +223,7 @@ class Plan:
     def faster(self) -> tuple[MeshShape, float] | None:
         """Returns the mesh with the fastest decoding and its rollout time in seconds.
 
-        None if it is not clearly faster than the current mesh, or if the run does not fit.
+        Returns None if the current mesh is about as fast, or if the run does not fit.
         """
         if not self.fits:
             return None
@@ -245,9 +245,11 @@ class Plan:
 
     @functools.cached_property
     def remat(self) -> tuple[Remat, float] | None:
-        """Returns a value of model.remat with less recomputation that fits, and its update time.
+        """Returns a setting of model.remat with less recomputation that still fits.
 
-        The time is in seconds. None if no such value exists, or if the run does not fit.
+        Returns:
+          The setting and the resulting duration of the updates in seconds. None if the run does not
+          fit, or if no such setting exists.
         """
         if not self.fits:
             return None
@@ -260,15 +262,15 @@ class Plan:
 
     @functools.cached_property
     def less_padding(self) -> tuple[dict[str, Any], float] | None:
-        """Returns config keys that reduce the learner's padding, and the resulting update time.
+        """Returns config keys that reduce the learner's padding.
 
         The keys form micro-batches by tokens and, on a single device, remove padding completely.
         The micro-batches have as many tokens as the current micro-batches, or the maximum number
         that fits.
 
         Returns:
-          The keys and the duration of the updates in seconds. None if updates would not be clearly
-          faster.
+          The keys and the resulting duration of the updates in seconds. None if updates would not
+          be clearly faster.
         """
         train = self.work.config.train
         layout = self.layout
@@ -305,7 +307,7 @@ class Plan:
 
     @functools.cached_property
     def iteration(self) -> PlannedIteration:
-        """Returns the schedule of an iteration."""
+        """Returns the predicted schedule of an iteration."""
         return schedule.iteration(self.work, self.layout)
 
     @functools.cached_property
@@ -315,15 +317,15 @@ class Plan:
 
     @property
     def device_name(self) -> str:
-        """Returns the device's name in `DEVICES`."""
+        """Returns the name of the GPU model in `DEVICES`."""
         names = [name for name, device in DEVICES.items() if device == self.device]
         return names[0]
 
     @functools.cached_property
     def predictions(self) -> dict[str, dict[str, float]]:
-        """Returns the duration of an iteration in seconds by device and phase.
+        """Returns the duration of an iteration in seconds by GPU model and phase.
 
-        The devices are those in `PREDICTED_FOR` and the device of the plan.
+        The GPU models are those in `PREDICTED_FOR` and the GPU model of the plan.
         """
         names = list(PREDICTED_FOR)
         if self.device_name not in names:
@@ -340,7 +342,10 @@ class Plan:
 
 
 def parts(plan: Plan) -> dict[str, float]:
-    """Returns the bytes per device by purpose. Not all of them are in use at the same time."""
+    """Returns the bytes per device by purpose, such as "optimizer".
+
+    Not all parts are in use at the same time.
+    """
     work = plan.work
     layout = plan.layout
     state = memory.state_parts(work, layout)
@@ -357,7 +362,7 @@ def parts(plan: Plan) -> dict[str, float]:
         "kv_cache": memory.kv_cache_bytes(work, layout),
         "decode_temporaries": plan.phases["rollout"].temporaries,
     }
-    # Most runs do not use these, so they are only included if they are not 0.
+    # Only included if they are not 0, because most runs do not use them.
     rare_sizes = {
         "frozen_base": state["frozen_base"],
         "reference": state["reference"],
@@ -373,7 +378,7 @@ def parts(plan: Plan) -> dict[str, float]:
 
 
 def _choice_object(choice: Choice) -> dict[str, Any]:
-    """Converts a choice to a JSON object."""
+    """Converts a choice of settings to a JSON object."""
     return {
         "devices": choice.layout.num_devices,
         "overrides": choice.overrides(),
@@ -392,7 +397,7 @@ def _tenths(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
-    """Converts the plan to a JSON object."""
+    """Converts the plan to a JSON object for `bacr plan --json`."""
     work = plan.work
     flops = costs.step_flops(work, plan.iteration)
     evaluation = seconds.evaluation_seconds(work, plan.layout, plan.device)
@@ -434,7 +439,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
 
 
 def _prediction_objects(plan: Plan) -> dict[str, Any]:
-    """Returns the JSON fields of the predicted durations by device."""
+    """Returns the JSON fields of the predicted durations for each GPU model."""
     totals = {name: sum(phases.values()) for name, phases in plan.predictions.items()}
     by_phase = {name: _tenths(phases) for name, phases in plan.predictions.items()}
     return {
@@ -444,7 +449,7 @@ def _prediction_objects(plan: Plan) -> dict[str, Any]:
 
 
 def _split_object(split: DeviceSplit) -> dict[str, Any]:
-    """Converts a split of the devices to a JSON object."""
+    """Converts a split of the devices between learner and samplers to a JSON object."""
     return {
         "learner": split.learner,
         "samplers": split.samplers,
@@ -454,7 +459,7 @@ def _split_object(split: DeviceSplit) -> dict[str, Any]:
 
 
 def _suggestion_objects(plan: Plan) -> dict[str, Any]:
-    """Returns the JSON fields of settings that would be faster; None where nothing is suggested."""
+    """Returns the JSON fields of faster settings. A field is None without a suggestion."""
     faster = None
     if plan.faster is not None:
         layout, rollout_seconds = plan.faster
@@ -481,9 +486,9 @@ def _suggestion_objects(plan: Plan) -> dict[str, Any]:
 
 
 def _choice_objects(plan: Plan) -> dict[str, Any]:
-    """Returns the JSON fields of settings that would fit.
+    """Returns the JSON fields of settings with which the run would fit.
 
-    A field is None if nothing fits, or if the config fits already.
+    A field is None if nothing fits, or if the config already fits.
     """
     larger_card = None
     if plan.larger_gpu is not None:

@@ -56,7 +56,7 @@ def _size_lines(plan: Plan) -> list[str]:
 
 
 def _host_memory_lines(plan: Plan) -> list[str]:
-    """Describes the host memory of the state stored for `train.undo_*`; empty if it is not used."""
+    """Describes the host memory of the snapshot for `train.undo_*`. Empty if it is not used."""
     snapshot = memory.host_snapshot_bytes(plan.work)
     if not snapshot:
         return []
@@ -83,7 +83,7 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _fit_lines(plan: Plan) -> list[str]:
-    """Describes whether the run fits and, if it does not, which settings would fit."""
+    """Describes whether the run fits and, if not, with which settings it would fit."""
     peak = f"{plan.peak / GIB:.1f}"
     share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
     limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
@@ -117,7 +117,7 @@ def _fit_lines(plan: Plan) -> list[str]:
 
 
 def _choice_lines(title: str, choice: Choice) -> list[str]:
-    """Formats a choice as two lines: the title with the peak memory, and the config keys."""
+    """Formats a choice of settings as two lines: title with peak memory, and config keys."""
     return [
         f"{title} ({choice.peak / GIB:.1f} GiB):",
         f"  {choice.overrides()}",
@@ -125,7 +125,7 @@ def _choice_lines(title: str, choice: Choice) -> list[str]:
 
 
 def _largest_line(plan: Plan) -> str:
-    """Describes the largest micro-batch and numbers of decoding slots that fit on this mesh."""
+    """Describes the largest micro-batch and the numbers of decoding slots that fit."""
     work = plan.work
     keys = work.micro_batch(plan.largest["micro_rows"])
     keys["rollout.slots"] = plan.largest["slots"]
@@ -144,7 +144,7 @@ def _largest_line(plan: Plan) -> str:
 
 
 def _adapter_lines(plan: Plan) -> list[str]:
-    """Describes the number of trained parameters, or returns no lines without adapters."""
+    """Describes the number of trained parameters. Empty if the run has no adapters."""
     if not plan.work.adapters:
         return []
     million = costs.trained_parameters(plan.work) / 1e6
@@ -155,7 +155,7 @@ def _adapter_lines(plan: Plan) -> list[str]:
 
 
 def _work_lines(plan: Plan) -> list[str]:
-    """Describes the number of operations and the fraction of padding."""
+    """Describes the number of floating-point operations and the fraction of padding."""
     flops = costs.step_flops(plan.work, plan.iteration)
     by_phase = ", ".join(f"{name} {count:.2g}" for name, count in flops.items())
     share = schedule.real_share(plan.work, plan.iteration.updates)
@@ -167,7 +167,7 @@ def _work_lines(plan: Plan) -> list[str]:
 
 
 def _seconds_lines(plan: Plan) -> list[str]:
-    """Formats the predicted durations, their assumptions, and settings that would be faster."""
+    """Formats the predicted durations, their assumptions and faster settings."""
     lines = [
         "Predicted seconds of an iteration, grading left out",
         f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
@@ -190,12 +190,12 @@ def _seconds_lines(plan: Plan) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Formats seconds as an integer from 10 on, otherwise with two significant digits."""
+    """Formats seconds as an integer from 10 on, and smaller values with two significant digits."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _faster_ways(plan: Plan) -> list[str]:
-    """Describes the settings that would be faster, each with its duration."""
+    """Describes the faster settings, each with the resulting duration."""
     ways = []
     if plan.faster is not None:
         layout, rollout_seconds = plan.faster
@@ -212,7 +212,7 @@ def _faster_ways(plan: Plan) -> list[str]:
 
 
 def _warmup_lines(plan: Plan) -> list[str]:
-    """Describes the duration of the warm-up; empty if the run has no warm-up."""
+    """Describes the duration of the warm-up. Empty if the run has no warm-up."""
     work = plan.work
     if work.warmup is None:
         return []
@@ -226,7 +226,7 @@ def _warmup_lines(plan: Plan) -> list[str]:
 
 
 def _evaluation_lines(plan: Plan) -> list[str]:
-    """Describes the duration of an evaluation; empty if the run has no evaluation sets."""
+    """Describes the duration of an evaluation. Empty if the run has no evaluation sets."""
     work = plan.work
     if not work.evaluated:
         return []

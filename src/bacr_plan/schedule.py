@@ -1,9 +1,9 @@
-"""Computes the schedule of an iteration: the decoding calls and the learner's micro-batches.
+"""Predicts the schedule of an iteration: the decoding calls and the learner's micro-batches.
 
 This module runs the real rollout loop (`rollout.rollouts`), its scheduler and the code that forms
-micro-batches. The rows only have lengths, and the engine counts steps instead of computing them.
-The plan therefore follows any change of these modules. `workload` explains the terms row, trunk,
-branch and slot.
+micro-batches, so that plans follow any change of this code. Only the lengths of the traces (rows)
+exist, and a mock decoder counts decoding steps instead of computing tokens. `workload` explains the
+terms row, trunk, branch and slot.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ TILE = 128
 
 @dataclass(frozen=True)
 class DecodedChunk:
-    """The decoding steps of one call, for the traces (rows) that are decoded together.
+    """The decoding steps of one call, in which every slot decodes one trace (row).
 
     Attributes:
-      slots: number of rows in the program, on all devices.
-      length: length of the caches in positions.
-      live: number of keys that unfinished rows attend to, for each step and device.
-      tiles: the same number with the keys of each row rounded up to a multiple of `TILE`. Finished
-        rows and free slots count as one tile each.
+      slots: number of slots on all devices.
+      length: length of the KV caches in positions.
+      live: number of keys that unfinished traces attend to, for each step and device.
+      tiles: the same as `live`, but the number of keys of each trace is rounded up to a multiple of
+        `TILE`. Finished traces and free slots count as one tile each.
     """
 
     slots: int
@@ -55,12 +55,12 @@ class DecodedChunk:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The calls of a rollout, in order. The rows of a call are traces.
+    """The calls of a rollout, in order. A row is one trace.
 
     Attributes:
-      prefills: number of rows and width of each prefill, including padding.
+      prefills: (number of rows, prompt length in tokens) of each prefill, including padding.
       chunks: the chunks of decoding steps.
-      answers: number of rows, cache length and number of steps of each round of answers.
+      answers: (number of rows, cache length, number of steps) of each round of answers.
     """
 
     prefills: list[tuple[int, int]] = field(default_factory=list)
@@ -69,27 +69,27 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Returns the number of decoding steps of thinking, without the steps of answers."""
+        """Returns the number of decoding steps for thinking, without the steps for answers."""
         return sum(chunk.steps for chunk in self.chunks)
 
 
 class CountingDecoder(SlotDecoder):
-    """A decoder that only counts calls. A trace (row) ends when its thinking budget is used up.
+    """A mock decoder that counts calls. A trace (row) ends when its thinking budget is used up.
 
     Attributes:
       schedule: the calls so far.
-      length: current length of the caches in positions.
+      length: current length of the KV caches in positions.
     """
 
-    # In `SlotDecoder` this is a property derived from the caches. Here it is a plain number.
+    # Replaces a property of `SlotDecoder`, which reads the length from the KV caches.
     length = 0
 
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
-        """Creates a decoder whose slots, which hold one trace (row) each, are all free.
+        """Creates a decoder whose slots are all free. A slot decodes one trace (row) at a time.
 
         Args:
           spec: settings of the rollout.
-          rows: lengths of the rows.
+          rows: lengths of the traces.
           width: prompt length in tokens, including padding.
         """
         no_tokens: Any = np.zeros((len(rows.prompts), width), np.int8)
@@ -107,7 +107,7 @@ class CountingDecoder(SlotDecoder):
         self._sampled = np.zeros(spec.slots, np.int32)
 
     def fit_caches(self, positions: int) -> None:
-        """Sets the cache length to the shortest one with at least `positions` positions."""
+        """Selects the shortest cache length with at least `positions` positions."""
         wanted = min(positions, self.lengths[-1])
         self.length = smallest_at_least(self.lengths, wanted)
 
@@ -120,8 +120,8 @@ class CountingDecoder(SlotDecoder):
 
         Args:
           rows: unused.
-          entering: indices of the rows.
-          slots: index of the slot for each of these rows.
+          entering: indices of the traces.
+          slots: index of the slot for each of these traces.
           together: unused.
         """
         widths = np.asarray(prompt_widths(self.width))
@@ -135,7 +135,7 @@ class CountingDecoder(SlotDecoder):
         self._sampled[slots] = 0
 
     def decode(self) -> None:
-        """Counts decoding steps until a trace ends, because nothing else can happen before that.
+        """Counts decoding steps until a trace ends, because nothing else can happen before.
 
         Every unfinished trace (row) grows by one token per step.
         """
@@ -148,7 +148,7 @@ class CountingDecoder(SlotDecoder):
         steps = np.arange(num_chunks * chunk_steps, dtype=np.int32)[:, None]
         keys = np.where(steps < left, prompts + sampled + steps + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
-        # Sum over the rows of each device.
+        # Shape in which the last axis contains the rows of one device.
         by_device = (num_chunks, chunk_steps, self.spec.row_shards, -1)
         live_by_chunk = keys.reshape(by_device).sum(-1)
         tiles_by_chunk = tiles.reshape(by_device).sum(-1)
@@ -169,14 +169,15 @@ class CountingDecoder(SlotDecoder):
         """Returns the state of each slot, which decodes one trace (row) at a time.
 
         Returns:
-          Whether the slot's row has ended, whether it is broken (never), and its number of tokens.
+          Three arrays with one element per slot: True if its trace has ended or the slot is free,
+          True if the logits are not finite (never), and the number of thinking tokens.
         """
         used_up = self._sampled >= self.rows.thinking[self._row]
         ended = (self._row < 0) | used_up
         return ended, np.zeros_like(ended), self._sampled.copy()
 
     def answer(self, slots: np.ndarray) -> None:
-        """Frees slots and counts the decoding steps of their traces' answers in complete chunks."""
+        """Frees slots and counts the decoding steps for their answers in complete chunks."""
         answers = self.rows.answers[self._row[slots]]
         self._row[slots] = -1
         if not answers.size:
@@ -190,7 +191,7 @@ class CountingDecoder(SlotDecoder):
 
 
 class CountingRolloutLoop(rollouts.RolloutLoop):
-    """The rollout loop of a run, using an engine that only counts. Its outputs are not used."""
+    """The rollout loop of a run with a decoder that only counts. Its outputs are not used."""
 
     engine: CountingDecoder
 
@@ -201,7 +202,7 @@ class CountingRolloutLoop(rollouts.RolloutLoop):
 
 
 def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
-    """Returns the rollout settings that the schedule of a run depends on."""
+    """Returns the rollout settings that determine the schedule of a run."""
     rollout_config = work.config.rollout
     mesh_shape = (1, layout.slot_shards, layout.decode_tensor)
     return RolloutSpec(
@@ -217,7 +218,7 @@ def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
 
 
 def rollout(work: Workload, layout: MeshShape) -> Schedule:
-    """Computes the schedule of decoding calls of one rollout of the expected traces."""
+    """Predicts the decoding calls of one rollout from the expected lengths of its traces."""
     spec = rollout_spec(work, layout)
     rows = work.lengths
     engine = CountingDecoder(spec, rows, work.prompt)
@@ -234,14 +235,14 @@ def rollout(work: Workload, layout: MeshShape) -> Schedule:
 
 @dataclass(frozen=True)
 class PlannedMicroBatch:
-    """The shape of a micro-batch of traces (rows) with their thinking and answers.
+    """The shape of a micro-batch of traces (rows).
 
     Attributes:
-      rows: number of rows, including empty ones.
-      trunk: number of positions in a row's trunk.
-      branches: number of positions in a row's branches.
-      tokens: number of real tokens, if everything except attention is only computed on these; None
-        if everything is computed on all positions.
+      rows: number of traces, including empty ones.
+      trunk: number of positions per trace for the prompt and the thinking.
+      branches: number of positions per trace for all answers.
+      tokens: with `train.padding_free`, number of positions on which everything except attention is
+        computed. None if everything is computed on all positions of all rows.
     """
 
     rows: int
@@ -258,7 +259,7 @@ class PlannedMicroBatch:
 
 
 def updates(work: Workload, layout: MeshShape) -> list[list[PlannedMicroBatch]]:
-    """Computes the micro-batches of every update, using the same code as a run."""
+    """Predicts the micro-batches of every update, using the same code as a run."""
     train = work.config.train
     size = work.update_rows
     if train.micro_batch_tokens is None:
@@ -282,9 +283,9 @@ def updates(work: Workload, layout: MeshShape) -> list[list[PlannedMicroBatch]]:
 
 
 def _batch_of_lengths(work: Workload, part: slice) -> Batch:
-    """Returns a batch that only contains the lengths of some traces (rows).
+    """Returns a batch that contains only the lengths of some traces (rows).
 
-    The code that forms micro-batches does not read anything else.
+    The code that forms micro-batches reads only the lengths.
     """
     rows = work.lengths
     answered = rows.answers[part]
@@ -306,15 +307,15 @@ def _batch_of_lengths(work: Workload, part: slice) -> Batch:
 
 
 def _without_padding(work: Workload, batch: Batch, part: slice) -> list[PlannedMicroBatch]:
-    """Computes the micro-batches of some traces (rows) with `train.padding_free`."""
+    """Predicts the micro-batches of some traces (rows) with `train.padding_free`."""
     config = work.config
     tokens = config.train.micro_batch_tokens
     assert tokens is not None
     # Rows of the same question share their prompt, unless the budget changes the prompt's
     # activations.
     prompt_has_budget = work.conditioned and config.conditioning.positions != "response"
-    # `SlotDecoder` finds equal prompts by comparing their tokens (the trunk). Here, the trunk of a
-    # row contains only the index of its question.
+    # The learner finds equal prompts by comparing the tokens of their trunks. Here, a trunk
+    # contains only the index of its question.
     question = np.arange(work.rows)[part] // config.rollout.group_size
     trunk: Any = np.broadcast_to(question[:, None], (len(question), work.trunk))
     batch = dataclasses.replace(batch, trunk=trunk)
@@ -330,10 +331,10 @@ def _without_padding(work: Workload, batch: Batch, part: slice) -> list[PlannedM
 
 @dataclass(frozen=True)
 class PlannedIteration:
-    """The schedule of an iteration.
+    """The predicted schedule of an iteration.
 
     Attributes:
-      rollout: the calls of the rollout.
+      rollout: the decoding calls of the rollout.
       updates: the micro-batches of each update.
     """
 
@@ -342,7 +343,7 @@ class PlannedIteration:
 
 
 def iteration(work: Workload, layout: MeshShape) -> PlannedIteration:
-    """Computes the schedule of an iteration."""
+    """Predicts the schedule of an iteration."""
     return PlannedIteration(rollout(work, layout), updates(work, layout))
 
 

@@ -1,7 +1,7 @@
-"""Searches for portions and meshes that fit into a given amount of memory.
+"""Searches for batch sizes and device meshes with which a run fits into a given memory.
 
-A portion is a number of rows that a run processes at the same time: the rows of a micro-batch, the
-decoding slots, or the slots of an evaluation.
+A portion is the number of traces (rows) that a phase processes at the same time: the traces of a
+micro-batch, the decoding slots of a rollout, or the decoding slots of an evaluation.
 """
 
 import bisect
@@ -16,21 +16,20 @@ from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
 from bacr_plan.workload import Workload
 
-# Fields of `Workload` that limit how many rows (traces) are processed at a time. They are called
-# portions.
+# Fields of `Workload` that contain a portion.
 PORTIONS = ("micro_rows", "slots", "eval_slots")
-# Maximum number of decoding waves in a suggested layout: rows per iteration divided by slots.
+# Maximum number of traces per slot in an iteration, for a suggested mesh.
 _MOST_WAVES = 8
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The memory that may be used per device, with methods for the memory that each phase needs.
+    """The memory limit per device, with methods that predict the memory of each phase.
 
     Attributes:
       limit: number of bytes that may be used per device.
-      update: ratio of the compiled to the analytical temporaries of an update.
-      rollout: ratio of the compiled to the analytical temporaries of a rollout.
+      update: factor for the predicted temporaries of an update, determined by compilation.
+      rollout: factor for the predicted temporaries of a rollout, determined by compilation.
     """
 
     limit: float
@@ -38,17 +37,17 @@ class MemoryLimit:
     rollout: float = 1.0
 
     def of_update(self, work: Workload, layout: MeshShape) -> float:
-        """Returns the peak bytes of an update."""
+        """Returns the peak bytes per device of an update."""
         phase = memory.update_phase(work, layout)
         return phase.peak_with(self.update)
 
     def of_rollout(self, work: Workload, layout: MeshShape) -> float:
-        """Returns the peak bytes of a rollout."""
+        """Returns the peak bytes per device of a rollout."""
         phase = memory.rollout_phase(work, layout)
         return phase.peak_with(self.rollout)
 
     def of_evaluation(self, work: Workload, layout: MeshShape) -> float:
-        """Returns the peak bytes of an evaluation, during training or the warm-up."""
+        """Returns the peak bytes per device of an evaluation, during training or the warm-up."""
         peak = self.of_rollout(work.evaluation, layout)
         phase = memory.warmup_phases(work, layout).get("warmup_accuracy")
         if phase is None:
@@ -56,7 +55,7 @@ class MemoryLimit:
         return max(peak, phase.peak_with(self.rollout))
 
     def of_warmup_step(self, work: Workload, layout: MeshShape) -> float:
-        """Returns the peak bytes of a training step in the warm-up; 0 without a warm-up."""
+        """Returns the peak bytes per device of a warm-up step, or 0 without a warm-up."""
         phase = memory.warmup_phases(work, layout).get("warmup")
         if phase is None:
             return 0.0
@@ -65,12 +64,12 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class Choice:
-    """A run that fits into memory, with its mesh and the sizes of its micro-batches and slots.
+    """Settings with which a run fits into memory.
 
     Attributes:
-      work: the sizes of the run, including the portions.
-      layout: the mesh.
-      peak: peak bytes per device.
+      work: the sizes of the run, including its micro-batches and slots.
+      layout: the device mesh.
+      peak: predicted peak memory per device in bytes.
     """
 
     work: Workload
@@ -78,7 +77,7 @@ class Choice:
     peak: float
 
     def overrides(self) -> str:
-        """Returns the choice as config overrides, such as `mesh.data=1 rollout.slots=64`."""
+        """Returns the settings as config overrides, such as `mesh.data=1 rollout.slots=64`."""
         work = self.work
         keys: dict[str, Any] = {}
         for axis, size in self.layout._asdict().items():
@@ -95,8 +94,8 @@ class Choice:
 def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
     """Returns the possible numbers of traces in a micro-batch, up to `most`, in increasing order.
 
-    They are divisible by the number of devices that share the traces. Unless micro-batches are
-    formed by tokens, they also divide the number of traces in an update.
+    The numbers are divisible by the number of devices that share the traces. Unless micro-batches
+    are formed by tokens, they also divide the number of traces in an update.
     """
     multiples = range(layout.row_shards, most + 1, layout.row_shards)
     if work.by_tokens:
@@ -105,10 +104,10 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
 
 
 def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """Returns the largest of some increasing sizes that fits; 0 if none does."""
-    # The largest size is tried first, because it is the only size that may need less memory than a
-    # smaller one: with a slot for every row, answers do not need copies of the prompts and the
-    # thinking (trunks).
+    """Returns the largest of several increasing sizes that fits, or 0 if none fits."""
+    # Try the largest size first, because it is the only size that may need less memory than a
+    # smaller one: if every trace has a slot, the KV caches of prompt and thinking are not copied
+    # for the answers.
     if not sizes or fits(sizes[-1]):
         return max(sizes, default=0)
     count = bisect.bisect_left(
@@ -121,22 +120,21 @@ def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> int:
-    """Returns the maximum number of traces (rows) of a portion that fits into memory.
+    """Returns the maximum number of traces (rows) in a portion that fits into memory.
 
-    A portion is a number of traces that are processed together, such as a micro-batch. The traces
-    of a micro-batch divide the traces of an update, unless micro-batches are formed by tokens. The
-    slots, which decode one trace each, are at most the traces of an iteration. The slots of an
-    evaluation are at most the traces of its largest call, rounded up to a multiple of the slot
-    shards.
+    A portion is the number of traces that a phase processes at the same time. Micro-batches divide
+    the traces of an update evenly, unless they are formed by tokens. The slots of a rollout are
+    limited to the traces of an iteration, and the slots of an evaluation to the traces of its
+    largest call, rounded up to a multiple of the slot shards.
 
     Args:
       portion: one of `PORTIONS`.
       work: the sizes of the run.
-      layout: the mesh.
+      layout: the device mesh.
       memory_limit: the memory limit.
 
     Returns:
-      The number of rows, or 0 if not even one row per device fits.
+      The number of traces, or 0 if not even one trace per device fits.
     """
     shards = layout.slot_shards
     if portion == "micro_rows":
@@ -150,7 +148,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: Memor
         peak_of_phase = memory_limit.of_evaluation
 
     def fits(rows: int) -> bool:
-        """True if the run fits if `rows` traces are processed together in the portion."""
+        """True if the run fits with `rows` traces in the portion."""
         changes: dict[str, Any] = {portion: rows}
         changed = dataclasses.replace(work, **changes)
         return peak_of_phase(changed, layout) <= memory_limit.limit
@@ -159,7 +157,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: Memor
 
 
 def decoding_peak(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> float:
-    """Returns the peak bytes of decoding on one device, during training and evaluations."""
+    """Returns the peak bytes per device of decoding, during training and evaluations."""
     training = memory_limit.of_rollout(work, layout)
     if not work.evaluated:
         return training
@@ -167,7 +165,7 @@ def decoding_peak(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) 
 
 
 def peak_of(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> float:
-    """Returns the peak bytes of a run on one device."""
+    """Returns the peak bytes per device of a run over all phases."""
     return max(
         memory_limit.of_update(work, layout),
         memory.score_phase(work, layout).peak,
@@ -177,14 +175,14 @@ def peak_of(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> flo
 
 
 def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
-    """Returns all valid meshes, ordered by increasing communication."""
+    """Returns all valid mesh shapes, ordered by increasing communication."""
     legal = parallel.layouts(
         num_devices,
         hidden_size=work.model.hidden_size,
         intermediate_size=work.model.intermediate_size,
         num_kv_heads=work.model.num_kv_heads,
     )
-    # Tensor parallelism communicates twice per layer, and during decoding for every token. FSDP
+    # Tensor parallelism communicates twice per layer and, in decoding, for every token. FSDP
     # communicates once per layer.
     return sorted(
         legal,
@@ -193,12 +191,11 @@ def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
 
 
 def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choice | None:
-    """Returns the first mesh that fits, with its portions; None if no mesh fits.
+    """Returns the first mesh on which a run fits, and its batch sizes. None if no mesh fits.
 
-    A portion is a number of traces (rows) that are processed together, such as a micro-batch. The
-    portions of the config are kept if they fit; otherwise the largest portions that fit are used. A
-    mesh is accepted if it has enough slots to decode all traces in at most eight waves. If no mesh
-    has enough slots, the one with the most slots is returned.
+    The config's micro-batch and number of slots are kept if they fit. Otherwise, the largest values
+    that fit are used. A mesh is accepted if a slot has to decode at most eight traces. If no mesh
+    has enough slots for this, the mesh with the most slots is returned.
     """
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
@@ -214,7 +211,7 @@ def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choi
 def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
     """Returns the largest micro-batch and number of slots with which a run fits on a mesh.
 
-    The sizes of the config are kept if they fit. Returns None if no sizes fit.
+    The config's values are kept if they fit. Returns None if no values fit.
     """
     most = largest("micro_rows", work, layout, memory_limit)
     if work.rows % layout.row_shards or not most:
@@ -231,10 +228,10 @@ def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> 
 
 
 def fewer_warmup_tokens(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Workload:
-    """Reduces the number of tokens per step in the warm-up until a step fits.
+    """Reduces the number of tokens per warm-up step until a step fits.
 
-    The number is halved repeatedly. The search stops at one example per step, even if it does not
-    fit.
+    The number is halved repeatedly. The search ends at one example per step, even if the step does
+    not fit.
     """
     warmup = work.warmup
     while warmup is not None and warmup.rows > 1:
@@ -249,7 +246,7 @@ def fewer_warmup_tokens(work: Workload, layout: MeshShape, memory_limit: MemoryL
 def fewer_eval_slots(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
     """Reduces the sizes of evaluations and of the warm-up if they do not fit.
 
-    Evaluations decode fewer traces together (slots), and the warm-up gets fewer tokens per step.
+    Evaluations get fewer decoding slots, and the warm-up gets fewer tokens per step.
 
     Returns:
       The reduced run, or None if it still does not fit.
@@ -273,9 +270,10 @@ def fastest_decoding(
 ) -> tuple[MeshShape, float]:
     """Finds the value of mesh.decode_tensor with the fastest rollout.
 
-    With more tensor shards, each device reads a smaller part of the weights per decoding step, and
-    fewer rows have to wait for the longest row. In return, each layer needs two all-reduces. The
-    other mesh axes are not changed. The candidates are the current mesh and all meshes that fit.
+    This key sets the tensor parallelism of decoding. With more shards, each device reads a smaller
+    part of the weights per decoding step, and fewer traces have to wait for the longest trace. In
+    return, each layer needs two all-reduces. The other mesh axes are not changed. The candidates
+    are the current mesh and all meshes that fit.
 
     Returns:
       The mesh, and the duration of its prefill and decoding in seconds.

@@ -1,9 +1,9 @@
 """Predicts the duration of an iteration and of an evaluation.
 
-The operations and bytes of a schedule are divided by the rates that a device is assumed to reach,
-as fractions of its data-sheet rates. These fractions are assumptions, and are printed with every
-prediction. docs/performance.md lists the rates measured on one GPU. The overhead of kernel launches
-is not included.
+The floating-point operations and bytes of a schedule are divided by the rates that a GPU is assumed
+to reach, as fractions of its data-sheet rates. The fractions are assumptions and are printed with
+every prediction. docs/performance.md lists the rates measured on one GPU. The overhead of kernel
+launches is not included.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class Shares:
 
     Attributes:
       matmul: fraction of the dense bfloat16 rate, for matrix products and everything around them.
-      bandwidth: fraction of the memory bandwidth, in decoding and in the optimizer.
+      bandwidth: fraction of the memory bandwidth, for decoding and the optimizer.
       links: fraction of the bandwidth between GPUs.
-      wait: latency of a collective operation in seconds, in addition to the time for its bytes.
+      wait: latency of a collective operation in seconds, in addition to the transfer time.
     """
 
     matmul: float = 0.5
@@ -47,9 +47,9 @@ ASSUMED = Shares()
 def rollout_seconds(
     work: Workload, layout: MeshShape, device: Device, rollout: Schedule
 ) -> dict[str, float]:
-    """Returns the durations of prefill and decoding in seconds.
+    """Predicts the durations of prefill and decoding in a rollout, in seconds.
 
-    The duration of a chunk is the maximum of its memory time and its compute time. With tensor
+    A chunk of decoding steps takes the maximum of its memory time and its compute time. With tensor
     parallelism, two all-reduces per layer are added.
     """
     rate = _flops_per_second(work, layout, device)
@@ -72,7 +72,7 @@ def rollout_seconds(
 
 
 def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Schedule) -> float:
-    """Returns the seconds of all-reduces between tensor shards during decoding; 0 if unsharded."""
+    """Returns the seconds of all-reduces in decoding with tensor parallelism, otherwise 0."""
     if layout.decode_tensor == 1:
         return 0.0
     links = device.link_bandwidth * ASSUMED.links
@@ -89,17 +89,17 @@ def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Sch
 def step_seconds(
     work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration | None = None
 ) -> dict[str, float]:
-    """Predicts the duration of one iteration in seconds by phase, without grading and evaluation.
+    """Predicts the seconds of each phase of an iteration, without grading and evaluation.
 
-    The duration of a micro-batch is the maximum of its compute time and the time of its FSDP
-    gathers, because they overlap. Data-parallel replicas are assumed to be connected as fast as the
-    GPUs of one host.
+    A micro-batch takes the maximum of its compute time and the time of its FSDP gathers, because
+    they overlap. Data-parallel replicas are assumed to be connected as fast as the GPUs of one
+    host.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      device: the GPU.
-      planned: the schedule of the iteration; computed from `work` by default.
+      layout: the device mesh.
+      device: the GPU model.
+      planned: the schedule of the iteration. Computed from `work` by default.
     """
     planned = planned or schedule.iteration(work, layout)
     rate = _flops_per_second(work, layout, device)
@@ -121,9 +121,9 @@ def step_seconds(
 
 
 def warmup_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Returns the duration of `warmup.steps` supervised steps in seconds.
+    """Predicts the duration of `warmup.steps` supervised steps in seconds.
 
-    Measuring the accuracy during the warm-up and its additional rounds are not included.
+    Evaluations during the warm-up and additional rounds of the warm-up are not included.
     """
     warmup = work.warmup
     if warmup is None:
@@ -135,16 +135,15 @@ def warmup_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
 
 
 def _flops_per_second(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Returns the assumed FLOP/s of all devices; float32 products take twice as long."""
+    """Returns the assumed FLOP/s of all devices. The rate of float32 products is halved."""
     type_factor = 1.0 if work.float_bytes == 2 else 0.5
     return device.matmul_flops * ASSUMED.matmul * type_factor * layout.num_devices
 
 
 def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Returns the duration of one evaluation in seconds.
+    """Predicts the duration of one evaluation on all evaluation sets, in seconds.
 
-    All calls for all evaluation sets are included. Every response uses its complete budget and has
-    one answer.
+    Every response is assumed to use its complete budget and to have one answer.
     """
     seconds_of_call: dict[tuple[tuple[int, int], ...], float] = {}
     for call in set(work.evaluated):
@@ -156,12 +155,12 @@ def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> flo
 
 
 def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int], ...]) -> Workload:
-    """Returns the workload of one call of an evaluation.
+    """Returns the sizes of one decoding call of an evaluation.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh.
-      call: the number of rows and the largest budget of each part of the call.
+      layout: the device mesh.
+      call: the number of traces and the largest budget in tokens of each part of the call.
     """
     evaluation = work.evaluation
     row_counts = [rows for rows, _ in call]
@@ -187,7 +186,7 @@ def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int]
 # code does not check that the learner fits into the memory of its devices; run `bacr plan` with the
 # learner's number of devices to check it.
 
-# Rate in bytes/s at which a policy is written to an in-memory folder, and at which it is read back.
+# Rate in bytes/s at which a policy is written to an in-memory folder, and also read back.
 POLICY_BANDWIDTH = 2e9
 
 
@@ -200,7 +199,8 @@ class DeviceSplit:
       samplers: number of devices used for sampling.
       learn: duration of learning in one iteration, in seconds.
       sample: duration of sampling in one iteration, in seconds.
-      transfer: duration of copying the policy to the samplers in seconds. Both are idle meanwhile.
+      transfer: duration of copying the policy to the samplers, in seconds. Learner and samplers are
+        idle during the copy.
     """
 
     learner: int
@@ -211,27 +211,27 @@ class DeviceSplit:
 
     @property
     def in_turn(self) -> float:
-        """Returns the duration of an iteration in seconds with rollout.async_steps=0."""
+        """Returns the seconds of an iteration if learning follows sampling (async_steps=0)."""
         return self.learn + self.sample + self.transfer
 
     @property
     def ahead(self) -> float:
-        """Returns the duration of an iteration in seconds with rollout.async_steps=1."""
+        """Returns the seconds of an iteration if learning and sampling overlap (async_steps=1)."""
         return max(self.learn, self.sample) + self.transfer
 
 
 def splits(
     work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration
 ) -> list[DeviceSplit]:
-    """Returns the splits of a run's devices between a learner and vLLM servers.
+    """Returns the possible splits of the devices between a learner and vLLM servers.
 
-    Splits for which the learner's mesh is not valid are left out.
+    Splits for which the learner has no valid mesh are left out.
 
     Args:
       work: the sizes of the run.
-      layout: the mesh on all devices.
-      device: speed and memory of a device.
-      planned: number of rollout and update calls in one iteration on all devices.
+      layout: the mesh of all devices.
+      device: the GPU model.
+      planned: the schedule of an iteration on all devices.
     """
     config = dataclasses.replace(work.config, mesh=type(work.config.mesh)())
     policy_bytes = work.float_bytes * costs.policy_parameters(work)
@@ -258,13 +258,13 @@ def splits(
 
 
 def _sampling_seconds(work: Workload, device: Device, samplers: int, mesh: MeshConfig) -> float:
-    """Returns the duration of a rollout in seconds on servers with `samplers` devices.
+    """Predicts the duration of a rollout in seconds on servers with `samplers` devices.
 
     Args:
       work: the sizes of the run.
-      device: the GPU.
+      device: the GPU model.
       samplers: number of devices used for sampling.
-      mesh: settings of the mesh of one server.
+      mesh: the mesh settings of the config.
     """
     layout = decoding_mesh(mesh, work.model, samplers)
     shards = layout.slot_shards
@@ -278,8 +278,9 @@ def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]
     """Describes the best splits, and compares them with a run that does not split the devices.
 
     Args:
-      all_splits: the splits; if empty, no lines are returned.
-      together: duration of an iteration in seconds if all devices sample and learn in turn.
+      all_splits: the splits. If empty, no lines are returned.
+      together: duration of an iteration in seconds if all devices alternate between sampling and
+        learning.
     """
     if not all_splits:
         return []
@@ -302,5 +303,5 @@ def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]
 
 
 def _split_text(split: DeviceSplit) -> str:
-    """Describes the numbers of devices in a split, such as `6 learn, 2 sample`."""
+    """Describes a split by its numbers of devices, such as `6 learn, 2 sample`."""
     return f"{split.learner} learn, {split.samplers} sample"

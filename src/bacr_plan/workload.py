@@ -1,11 +1,11 @@
-"""Computes the sizes of a run from its config: model shape, numbers of rows and widths.
+"""Computes the sizes of a run from its config: model shape, batch sizes and lengths.
 
-Weights are not needed. Memory is planned for the maximum sizes that the config allows (prompts and
-budgets), so that the plan errs on the safe side. Durations are planned for the expected lengths
-(see `lengths`).
+No weights are needed. Memory is predicted for the maximum lengths that the config allows, so that
+it is not underestimated. Durations are predicted for the expected lengths (see `lengths`).
 
-A row is one sampled trace. Its trunk is the prompt and the thinking. At every cut of the thinking,
-a branch with a suffix and an answer continues from the trunk. A slot decodes one row at a time.
+A row is one sampled trace. Its trunk consists of the prompt and the thinking. At every cut (a
+position at which the thinking is truncated), a branch with a suffix and an answer continues from
+the trunk. A slot decodes one row at a time.
 """
 
 import dataclasses
@@ -47,7 +47,8 @@ _PROBLEMS = {
 }
 _PROBLEMS_OF_OTHERS = 500
 
-# A call of an evaluation: for each part, the number of rows and their largest budget in tokens.
+# A decoding call of an evaluation: for each part, the number of traces and their largest budget in
+# tokens.
 EvaluationCall = tuple[tuple[int, int], ...]
 
 
@@ -58,32 +59,31 @@ class Workload:
     Attributes:
       config: the config of the run.
       model: the model's shape.
-      shape_source: description of where the model's shape comes from, for the plan's text.
+      shape_source: source of the model's shape, which is printed with the plan.
       conditioned: True if the run has a budget module.
-      value_hidden: hidden width of the value head; 0 without a value head.
-      rows: number of traces per iteration, Q G.
+      value_hidden: hidden width of the value head, or 0 without a value head.
+      rows: number of traces per iteration (questions times group size).
       micro_rows: number of traces per gradient accumulation step, on all devices.
-      scored: number of forward passes over all rows that only compute log-probabilities. These are
-        the old and the reference log-probabilities, and the ones before and after an update that
-        optimizer.max_update_kl bounds.
+      scored: number of forward passes over all traces that only compute log-probabilities:
+        old and reference ones, and those before and after an update whose KL divergence is limited
+        by optimizer.max_update_kl.
       prompt: padded prompt length in tokens.
-      thinking: padded thinking length in tokens, which is the largest budget.
-      draw: function that returns the expected lengths of the rows (`lengths`); reads the training
-        data if it exists.
-      cuts: number of branches per trace: M, multiplied by the number of answers that the method
-        samples at each cut.
-      slots: number of rows decoded together.
-      own_keys: True if attention in decoding only reads the valid keys of each row (cuDNN), not the
-        complete caches.
-      evaluated: the calls of an evaluation.
-      eval_slots: number of rows decoded together in an evaluation; 0 to use `slots`.
-      float_bytes: size of a number of the compute dtype in bytes.
-      remat: the value of model.remat.
-      fused_attention: True if attention in trunks does not store its scores (cuDNN).
-      adapters: number of parameters of low-rank adapters; 0 if all weights are trained.
-      frozen_bytes: size of a number of the frozen base weights in bytes; 0 without adapters.
-      moment_bytes: size of a number of Adam's moments in bytes.
-      warmup_tokens: number of tokens per step of the supervised warm-up, including padding; 0
+      thinking: padded thinking length in tokens: the largest budget plus the grace window.
+      draw: returns the expected lengths of the traces. It reads the training data if available.
+      cuts: number of answers (branches) per trace: the number of cuts times the number of answers
+        that the method samples at each cut.
+      slots: number of traces decoded together.
+      own_keys: True if attention in decoding reads only the valid keys of each trace (cuDNN)
+        instead of the complete KV caches.
+      evaluated: the decoding calls of an evaluation.
+      eval_slots: number of traces decoded together in an evaluation, or 0 to use `slots`.
+      float_bytes: bytes per number of the compute dtype.
+      remat: the setting of model.remat.
+      fused_attention: True if attention within trunks does not store its scores (cuDNN).
+      adapters: number of parameters of low-rank adapters, or 0 if all weights are trained.
+      frozen_bytes: bytes per frozen base weight, or 0 without adapters.
+      moment_bytes: bytes per number of Adam's moments.
+      warmup_tokens: number of tokens per step of the supervised warm-up, including padding, or 0
         without a warm-up.
     """
 
@@ -113,17 +113,17 @@ class Workload:
 
     @property
     def branch(self) -> int:
-        """Returns the number of tokens in a branch: suffix and answer."""
+        """Returns the number of tokens in a branch, which consists of a suffix and an answer."""
         return SUFFIX_TOKENS + self.config.rollout.answer_tokens
 
     @property
     def trunk(self) -> int:
-        """Returns the number of tokens in a trunk: prompt and thinking."""
+        """Returns the number of tokens in a trunk, which consists of prompt and thinking."""
         return self.prompt + self.thinking
 
     @property
     def row_tokens(self) -> int:
-        """Returns the number of tokens per trace in the learner: prompt, thinking, all answers."""
+        """Returns the padded tokens per trace in the learner: prompt, thinking and all answers."""
         return self.trunk + self.cuts * self.branch
 
     @property
@@ -149,10 +149,10 @@ class Workload:
 
     @property
     def warmup(self) -> "Workload | None":
-        """Returns the sizes of a step in the supervised warm-up; None without a warm-up.
+        """Returns the sizes of a step in the supervised warm-up, or None without a warm-up.
 
         The warm-up trains all weights of the plain model in fp32, even if the run trains adapters
-        afterwards. A batch is a single micro-batch, whose rows are as long as the longest example.
+        afterwards. A batch is a single micro-batch, in which all examples have the maximum length.
         """
         if not self.warmup_tokens:
             return None
@@ -199,10 +199,9 @@ class Workload:
 
     @property
     def evaluation(self) -> "Workload":
-        """Returns the sizes of the largest call of an evaluation.
+        """Returns the sizes of the largest decoding call of an evaluation.
 
-        The answers of a trace are decoded together. There is one answer, or several with
-        `eval.cut_every`.
+        A trace has one answer, or several with `eval.cut_every`, which are decoded together.
         """
         budget = self.config.budget
         spacing = self.config.eval.cut_every
@@ -221,7 +220,7 @@ class Workload:
 
 
 def _preset_of(path: str) -> str:
-    """Returns the preset that a model folder is named after.
+    """Returns the preset with the shape of the model that a model folder is named after.
 
     For example, Qwen2.5-7B-Instruct uses the preset qwen2.5-7b.
 
@@ -242,9 +241,9 @@ def _preset_of(path: str) -> str:
 
 
 def planned_shape(data: DataConfig, model: ModelConfig) -> tuple[Qwen2Config, str]:
-    """Returns the shape of the policy's model, and a description of its source.
+    """Returns the shape of the policy's model, and a description of the shape's source.
 
-    Weights are not needed. The shape comes from the model's folder if it exists. Otherwise it comes
+    No weights are needed. The shape comes from the model's folder if it exists. Otherwise it comes
     from `model.preset`, or from the folder's name if it matches a released model.
 
     Raises:
@@ -269,9 +268,9 @@ def planned_shape(data: DataConfig, model: ModelConfig) -> tuple[Qwen2Config, st
 def _evaluated(eval_config: EvalConfig, data: DataConfig, limit: int) -> tuple[EvaluationCall, ...]:
     """Returns the decoding calls of an evaluation, each with its numbers of traces and budgets.
 
-    Each set has one call with all budgets, greedy and sampled. With `eval.cut_every`, it has a
-    second call for the traces that are truncated at many points. Held-out questions that are used
-    to select a checkpoint count as another set, which is evaluated completely with greedy decoding.
+    For each set, one call decodes all budgets, greedy and sampled. With `eval.cut_every`, a second
+    call decodes the traces that are truncated at many positions. Held-out questions for selecting a
+    checkpoint count as another set, which is evaluated completely with greedy decoding.
 
     Args:
       eval_config: section `eval` of the config.
@@ -318,24 +317,20 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     rows = config.rollout.questions * config.rollout.group_size
     cuts = method.num_cuts * method.answers
     update_rows = rows // train.minibatches
-    # With a bound on the KL divergence of an update, the batch is scored before and after the
-    # update.
+    # If the KL divergence of an update is limited, its batch is scored before and after the update.
     bound_passes = 2 if config.optimizer.max_update_kl is not None else 0
     old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
     reference_passes = 1 if config.loss.kl_coef > 0 else 0
     if config.distill.coef > 0:
-        # The teacher is counted as a policy of the run's size.
+        # The teacher is assumed to be as large as the policy.
         reference_passes += 1
 
     def is_fused(attention: str) -> bool:
-        """True if an attention setting selects cuDNN on a GPU."""
+        """True if a setting of the attention kernel selects cuDNN on a GPU."""
         return setup.attention_for(compute_dtype, shape.head_dim, "gpu", attention) == "cudnn"
 
     def draw() -> Lengths:
-        """Returns the lengths of prompts, traces and answers that the plan assumes.
-
-        They are random samples, which `lengths` of the workload describes.
-        """
+        """Samples the expected lengths of all traces (see `Workload.lengths`)."""
         return rows_of(settings.method, prompt_lengths(settings.task, config.model), cuts=cuts)
 
     frozen_bytes = 0

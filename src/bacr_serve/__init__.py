@@ -1,1 +1,1 @@
-"""`bacr serve`: an OpenAI-compatible HTTP endpoint whose requests contain a thinking budget."""
+"""`bacr serve`: an OpenAI-compatible HTTP server whose requests can set a thinking budget."""

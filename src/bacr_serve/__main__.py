@@ -1,7 +1,7 @@
-"""Implements `bacr serve --model FOLDER | --run DIR [--url http://...]`.
+"""Implements the command `bacr serve --model FOLDER | --run DIR [--url http://...]`.
 
-The command opens a policy and answers requests until it gets SIGTERM or SIGINT. It then finishes
-the running requests and exits with code 0.
+The command opens a policy and answers HTTP requests until it receives SIGTERM or SIGINT. It then
+finishes the requests in progress and exits with code 0.
 """
 
 import argparse
@@ -44,9 +44,10 @@ EPILOG = (
     "'budget.levels={low: 256, high: 2048}'. docs/serve.md describes the fields of requests."
 )
 LOCAL = "127.0.0.1"
-# Seconds after the longest request until connections are closed when the server stops.
+# When the server stops, open connections are closed after the timeout of a request plus this time,
+# in seconds.
 _GRACE_SECONDS = 5.0
-# Number of connections that wait until the server accepts them.
+# Maximum number of connections that wait to be accepted.
 _BACKLOG = 2048
 _NUMBERS = {
     "port": (0, 65535),
@@ -59,7 +60,7 @@ _NUMBERS = {
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parses and validates the command line. `key` in the result is the API key, or None."""
+    """Parses and validates the command line. The result's `key` is the API key or None."""
     parser = Parser(prog="bacr serve", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
@@ -116,7 +117,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _number(name: str, text: str, least: int, most: int) -> int:
-    """Returns the value of an option that is a whole number."""
+    """Parses an option whose value is an integer from `least` to `most`."""
     number = whole_number(text, most=most)
     if number is None or number < least:
         option = "--" + name.replace("_", "-")
@@ -127,7 +128,7 @@ def _number(name: str, text: str, least: int, most: int) -> int:
 
 
 def _check_url(arguments: argparse.Namespace) -> None:
-    """Raises UserError if --url is invalid, or is combined with a run."""
+    """Raises UserError if --url is not a valid address or is combined with --run."""
     if arguments.url is None:
         return
     if not is_address(arguments.url):
@@ -140,10 +141,11 @@ def _check_url(arguments: argparse.Namespace) -> None:
 
 
 def read_key(path: Path) -> str:
-    """Reads the API key, which is the only line of a file.
+    """Reads the API key from a file that contains only this key.
 
     Raises:
-      UserError: the file can't be read, or does not contain one word of printable ASCII.
+      UserError: if the file can't be read, or does not contain exactly one word of printable ASCII
+        characters.
     """
     try:
         content = path.read_bytes()[:4097]
@@ -162,10 +164,10 @@ def read_key(path: Path) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Reserves the port. Clients cannot connect before the server listens.
+    """Binds a socket to the address. Clients cannot connect until the server listens on it.
 
     Raises:
-      UserError: the address is not of this machine, or the port is in use.
+      UserError: if the address does not belong to this machine, or if the port is in use.
     """
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -190,7 +192,7 @@ def _no_address(host: str, port: int, error: OSError) -> UserError:
 
 
 def is_local(host: str) -> bool:
-    """True if only this machine can connect to the address."""
+    """True if the address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -198,7 +200,7 @@ def is_local(host: str) -> bool:
 
 
 def make_service(arguments: argparse.Namespace) -> "Service":
-    """Opens the policy and builds the service. Weights are not loaded yet."""
+    """Opens the policy and builds the service. The weights are not loaded yet."""
     if arguments.url is not None:
         # vLLM uses the GPU. This process only encodes and decodes text, so JAX uses the CPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -231,7 +233,7 @@ def make_service(arguments: argparse.Namespace) -> "Service":
 
 
 def _default_budget(text: str, levels: Any, largest: int) -> int | None:
-    """Returns the budget of a request without one."""
+    """Parses --budget, the budget in tokens of requests that contain none. None for no budget."""
     budgets = read_budgets(text, option="--budget", levels=levels)
     if len(budgets) != 1:
         raise UserError(
@@ -248,7 +250,7 @@ def _default_budget(text: str, levels: Any, largest: int) -> int | None:
 
 
 async def serve(service: "Service", listener: socket.socket, host: str) -> None:
-    """Starts the backend and answers requests until a signal arrives."""
+    """Starts the backend and answers requests until SIGTERM or SIGINT arrives."""
     import uvicorn
 
     from bacr_serve.app import make_app
@@ -258,7 +260,7 @@ async def serve(service: "Service", listener: socket.socket, host: str) -> None:
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """Handles SIGTERM and SIGINT. uvicorn would raise them again at the end."""
+            """Handles SIGTERM and SIGINT, but does not raise them again as uvicorn does."""
             handlers = {
                 number: signal.signal(number, self.handle_exit)
                 for number in (signal.SIGTERM, signal.SIGINT)
@@ -290,7 +292,7 @@ async def serve(service: "Service", listener: socket.socket, host: str) -> None:
 
 
 def _announce(service: "Service", listener: socket.socket, host: str) -> None:
-    """Prints the address, and what a request may contain."""
+    """Prints the server's address and the maximum lengths of a request."""
     port = listener.getsockname()[1]
     shown_host = f"[{host}]" if ":" in host else host
     policy = service.policy
@@ -307,8 +309,8 @@ def main(argv: Sequence[str] | None) -> int:
     """Runs `bacr serve`.
 
     Returns:
-      The exit code: 0 after SIGTERM or SIGINT, and 1 if a device ran out of memory. Invalid input
-        prints one line and exits with code 2.
+      The exit code: 0 after SIGTERM or SIGINT, or 1 if a device ran out of memory. If the input is
+      invalid, the command prints one line and exits with code 2.
     """
     silence_orbax()
     arguments = parse(argv)

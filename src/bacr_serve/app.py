@@ -1,6 +1,7 @@
-"""The HTTP application: routes, limits, the API key, and responses that end with their client.
+"""Implements the HTTP application: routes, request limits, API key and streaming.
 
-An ASGI application on starlette. `__main__` runs it with uvicorn, and tests call it directly.
+The ASGI application is built with Starlette. `__main__` runs it with uvicorn, and tests call it
+directly. If a client disconnects, its request is cancelled.
 """
 
 import asyncio
@@ -45,13 +46,13 @@ _EVENT_HEADERS = [
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the server.
+    """Limits on the requests that a server accepts.
 
     Attributes:
       concurrency: maximum number of requests that are being answered or are waiting for a slot.
-      seconds: maximum duration of a request.
-      body_bytes: maximum size of a request's body.
-      body_seconds: maximum time in which a request's body must arrive.
+      seconds: maximum time to answer a request, in seconds.
+      body_bytes: maximum size of a request's body in bytes.
+      body_seconds: maximum time to receive a request's body, in seconds.
     """
 
     concurrency: int = 64
@@ -61,7 +62,7 @@ class Limits:
 
 
 class Service:
-    """Answers the requests of all routes.
+    """Handles the requests to all routes of the server.
 
     Attributes:
       running: number of requests that are being answered or are waiting for a slot.
@@ -79,10 +80,10 @@ class Service:
         """Creates the service.
 
         Args:
-          backend: engine that answers the requests.
-          policy: texts, budgets and lengths of the policy.
+          backend: engine that generates the responses.
+          policy: the policy, with its prompt format and maximum lengths.
           limits: limits of the server.
-          default_budget: budget of a request that contains none; None for no budget.
+          default_budget: budget in tokens of a request that contains none, or None for no budget.
           api_key: key that requests to /v1 must contain, or None for no key.
         """
         self.backend = backend
@@ -94,11 +95,11 @@ class Service:
         self._defaults = Defaults(policy.name, policy.levels, default_budget, policy.largest_budget)
 
     async def chat(self, request: Request) -> Response:
-        """Answers /v1/chat/completions."""
+        """Handles POST /v1/chat/completions."""
         return await self._generation(request, read_chat)
 
     async def completion(self, request: Request) -> Response:
-        """Answers /v1/completions."""
+        """Handles POST /v1/completions."""
         return await self._generation(request, read_completion)
 
     async def _generation(
@@ -127,10 +128,10 @@ class Service:
             )
 
     def _check_type(self, request: Request) -> None:
-        """Raises RequestError if the body is not declared as JSON.
+        """Raises RequestError if the Content-Type header is not application/json.
 
-        A page of another site can send a form or plain text to this server without asking, but not
-        JSON.
+        This stops web pages of other sites: browsers let them send forms and plain text to any
+        server, but not JSON.
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
@@ -145,7 +146,8 @@ class Service:
         """Reads the body of a request.
 
         Raises:
-          RequestError: the body is too large, or does not arrive in time. The rest is not read.
+          RequestError: if the body is too large or does not arrive in time. The rest of the body is
+            then not read.
         """
         most = self.limits.body_bytes
         declared = request.headers.get("content-length", "0")
@@ -174,12 +176,12 @@ class Service:
         )
 
     async def models(self, request: Request) -> Response:
-        """Answers /v1/models."""
+        """Handles GET /v1/models."""
         self.check_key(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """Answers /v1/models/NAME."""
+        """Handles GET /v1/models/NAME."""
         self.check_key(request)
         name = request.path_params["name"]
         if name != self.policy.name:
@@ -188,7 +190,7 @@ class Service:
         return JSONResponse(self._model())
 
     def _model(self) -> dict[str, Any]:
-        """Describes the policy. `bacr` contains what OpenAI's format has no field for."""
+        """Returns OpenAI's model object. The field `bacr` contains our additions to the format."""
         policy = self.policy
         return {
             "id": policy.name,
@@ -206,7 +208,7 @@ class Service:
         }
 
     async def health(self, request: Request) -> Response:
-        """Answers /health: 200 if requests can be answered, otherwise 503 with the reason."""
+        """Handles GET /health: 200 if requests can be answered, otherwise 503 with the reason."""
         problem = await self.backend.problem()
         body = {
             "status": problem or "ok",
@@ -216,21 +218,21 @@ class Service:
         return JSONResponse(body, 503 if problem else 200)
 
     async def page(self, request: Request) -> Response:
-        """Answers / with the page."""
+        """Handles GET /: returns the HTML page."""
         headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-store"}
         return HTMLResponse(_page(), headers=headers)
 
 
 def _page() -> str:
-    """Returns the HTML page."""
+    """Returns the HTML page, on which a user can ask a question at two budgets."""
     return importlib.resources.files("bacr_serve").joinpath("page.html").read_text("utf-8")
 
 
 class _GenerationResponse(Response):
-    """The response to a request for tokens. It is generated while it is sent."""
+    """An HTTP response whose tokens are generated while the response is being sent."""
 
     def __init__(self, service: Service, asked: Asked, request: Generation):
-        """Creates the response. Nothing is generated yet."""
+        """Creates the response without generating any tokens."""
         super().__init__()
         self._service = service
         self._asked = asked
@@ -238,7 +240,7 @@ class _GenerationResponse(Response):
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generates and sends the response. Stops if the client disconnects."""
+        """Generates and sends the response, or cancels it if the client disconnects."""
         service = self._service
         if service.running >= service.limits.concurrency:
             message = (
@@ -255,7 +257,7 @@ class _GenerationResponse(Response):
         return None
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the response, or an error."""
+        """Sends the response, or an error if generation fails or takes too long."""
         seconds = self._service.limits.seconds
         try:
             async with asyncio.timeout(seconds):
@@ -285,7 +287,7 @@ class _GenerationResponse(Response):
             await error_response(error)(scope, receive, send)
 
     async def _whole(self) -> dict[str, Any]:
-        """Returns the body of a response that is not streamed."""
+        """Generates the complete response and returns its JSON body."""
         reply = Reply(self._service.policy, self._asked, self._request)
         pieces = generate(self._service.backend, self._request)
         async with contextlib.aclosing(pieces):
@@ -295,7 +297,11 @@ class _GenerationResponse(Response):
         return reply.whole()
 
     async def _stream(self, send: Send) -> None:
-        """Sends the events of a stream. The status is sent with the first piece."""
+        """Generates the response and sends it as server-sent events.
+
+        The HTTP status is sent with the first piece, so that an earlier error can have its own
+        status.
+        """
         reply = Reply(self._service.policy, self._asked, self._request)
         pieces = generate(self._service.backend, self._request)
         # Closing the generator frees the decoding slot at once if the request is cancelled while an
@@ -320,7 +326,7 @@ class _GenerationResponse(Response):
         await send(done)
 
     async def _start(self, send: Send, reply: Reply) -> None:
-        """Sends the status and the headers of a stream, and the role of a chat."""
+        """Sends the status and headers of a stream and, for a chat, the event with the role."""
         self._has_started = True
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
         if self._asked.is_chat:
@@ -328,13 +334,13 @@ class _GenerationResponse(Response):
 
 
 async def _send_event(send: Send, body: dict[str, Any], *, more: bool = True) -> None:
-    """Sends one server-sent event."""
+    """Sends a JSON object as a server-sent event. `more` is False for the last event."""
     content = f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
     await send({"type": "http.response.body", "body": content, "more_body": more})
 
 
 async def _until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine, and cancels it if the client disconnects."""
+    """Runs a coroutine, but cancels it if the client disconnects."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_disconnect(receive))
     try:
@@ -349,13 +355,13 @@ async def _until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -
 
 
 async def _disconnect(receive: Receive) -> None:
-    """Returns when the client has disconnected."""
+    """Waits until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def error_response(error: RequestError) -> Response:
-    """Returns the response with an error in OpenAI's form."""
+    """Converts an error to an HTTP response in OpenAI's format."""
     headers = {}
     if error.status == 429:
         headers["retry-after"] = str(_RETRY_SECONDS)
@@ -373,14 +379,14 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Returns an unknown route or method in OpenAI's form."""
+    """Converts Starlette's error for an unknown route or method to OpenAI's format."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:80]}"
     return error_response(RequestError(error.status_code, f"{where}: {error.detail}"))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Ends a request whose client left while it sent the body. The response is not sent."""
+    """Handles a client that disconnected while it sent the body. The response is not sent."""
     return Response(status_code=400)
 
 
@@ -389,7 +395,7 @@ async def _on_fault(request: Request, error: Exception) -> Response:
 
 
 def _internal_error() -> RequestError:
-    """Returns the error for a fault of the server itself, whose cause is only in its log."""
+    """Returns the error for an unexpected exception, whose details are only in the server's log."""
     return RequestError(
         500, "server: an internal error occurred; see the log of the server for the details"
     )
@@ -404,7 +410,7 @@ _HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
 
 
 def make_app(service: Service) -> Starlette:
-    """Returns the ASGI application of a service."""
+    """Builds the ASGI application of a service."""
     routes = [
         Route("/", service.page, methods=["GET"]),
         Route("/health", service.health, methods=["GET"]),

@@ -1,7 +1,7 @@
-"""Maps the fields of a request that limit the thinking to one budget in tokens.
+"""Parses the fields of a request that set its thinking budget.
 
-Clients write the same wish in several ways. All of them are accepted, and contradictory fields are
-refused. Pure functions, called by `fields`.
+OpenAI-compatible clients use different fields for the budget. All of them are supported, and
+contradictory fields are rejected. `fields` calls this module.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ def read_budget_fields(
     """Returns the thinking budget of a request in tokens, or None for no budget.
 
     Args:
-      body: the request. A field that is null counts as missing.
-      levels: budgets in tokens by the name of their level (`budget.levels`).
-      default: budget of a request without any of the fields.
-      most: largest budget.
+      body: JSON body of the request. A null field counts as missing.
+      levels: dict from the name of each budget level to its tokens (config key `budget.levels`).
+      default: budget of a request without a budget field, or None for no budget.
+      most: maximum budget in tokens.
 
     Raises:
-      RequestError: a field is invalid, or two fields have different values.
+      RequestError: if a field is invalid, or if two fields set different budgets.
     """
     budgets: dict[str, int | None] = {}
     for name in NUMBERS:
@@ -57,7 +57,11 @@ def read_budget_fields(
 
 
 def _reasoning(value: Any, levels: Mapping[str, int], most: int) -> dict[str, int | None]:
-    """Returns the budgets of the fields in `reasoning`, by their full names."""
+    """Parses the object in the field `reasoning`.
+
+    Returns:
+      A dict from the full name of a field, such as "reasoning.effort", to its budget.
+    """
     if not isinstance(value, dict):
         raise invalid(
             REASONING, f'expected an object such as {{"max_tokens": 512}}, but found {short(value)}'
@@ -77,7 +81,7 @@ def _reasoning(value: Any, levels: Mapping[str, int], most: int) -> dict[str, in
 
 
 def _number(name: str, value: Any, levels: Mapping[str, int], most: int) -> int | None:
-    """Returns a budget that is written as a number of tokens, the name of a level, or "none"."""
+    """Parses a budget: a number of tokens, the name of a level, or "none" for no budget."""
     # Some clients write whole numbers in JSON as 512.0.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -88,7 +92,7 @@ def _number(name: str, value: Any, levels: Mapping[str, int], most: int) -> int 
 
 
 def _effort(name: str, value: Any, levels: Mapping[str, int], most: int) -> int | None:
-    """Returns the budget of an effort. "none" is OpenAI's name for an answer without thinking."""
+    """Parses a reasoning effort: the name of a level, or OpenAI's "none" for a budget of 0."""
     if not isinstance(value, str):
         raise invalid(name, f"expected the name of a level, but found {short(value)}")
     if value in levels:

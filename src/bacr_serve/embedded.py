@@ -1,7 +1,8 @@
-"""Backend that answers requests with this package's decoder, in one worker thread that owns JAX.
+"""Backend that generates responses with this package's decoder.
 
-The event loop and the worker exchange requests and pieces through queues. A request that is
-cancelled frees its slot before the next chunk.
+Only one worker thread uses JAX. It receives requests from the server's event loop and returns the
+pieces of responses through queues. If a request is cancelled, its decoding slot becomes free before
+the next chunk of tokens is decoded.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ _STOP_SECONDS = 30.0
 
 
 class _SlotsLike(Protocol):
-    """The part of `slots.Slots` that the worker calls."""
+    """The methods of `slots.Slots` that the worker thread calls."""
 
     @property
     def free(self) -> int: ...
@@ -34,12 +35,12 @@ class _SlotsLike(Protocol):
 
 
 class _Ticket:
-    """A request on its way through the worker.
+    """A request and the queue through which the worker thread returns its response.
 
     Attributes:
       request: the request.
-      is_abandoned: True if the client no longer waits for the response. Set by the event loop.
-      pieces: pieces and errors of the response; None after the last one.
+      is_abandoned: True if the client no longer waits for the response.
+      pieces: queue of the pieces and errors of the response. None marks its end.
     """
 
     def __init__(self, request: Generation):
@@ -49,7 +50,7 @@ class _Ticket:
         self._loop = asyncio.get_running_loop()
 
     def deliver(self, *items: Piece | BackendError | None) -> None:
-        """Passes items to the event loop. Called by the worker."""
+        """Adds items to `pieces` in the event loop's thread. Called by the worker thread."""
 
         def put() -> None:
             for item in items:
@@ -66,11 +67,11 @@ class EmbeddedBackend:
     """Decodes on this machine, one request per decoding slot. Other requests wait in order."""
 
     def __init__(self, make_slots: Callable[[], _SlotsLike], warm_up: Generation | None = None):
-        """Creates the backend. The worker starts with `start`.
+        """Creates the backend without starting its worker thread.
 
         Args:
-          make_slots: loads the policy. Called in the worker thread.
-          warm_up: request that is answered before the server is ready, which compiles the programs.
+          make_slots: loads the policy and returns its decoder. Called in the worker thread.
+          warm_up: request that `start` runs to compile the programs, or None.
         """
         self._make_slots = make_slots
         self._warm_up = warm_up
@@ -79,10 +80,10 @@ class EmbeddedBackend:
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
-        """Loads the policy and compiles its programs.
+        """Starts the worker thread, loads the policy and compiles its programs.
 
         Raises:
-          Exception: any error of the loading or of the compilation.
+          Exception: any error that occurs while the policy is loaded or its programs are compiled.
         """
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
@@ -94,13 +95,13 @@ class EmbeddedBackend:
                 pass
 
     async def stop(self) -> None:
-        """Waits until the worker has finished its running chunk."""
+        """Stops the worker thread after the chunk that it is decoding."""
         if self._thread is not None:
             self._incoming.put(None)
             await asyncio.to_thread(self._thread.join, _STOP_SECONDS)
 
     async def problem(self) -> str:
-        """Returns why no request can be answered now, or ""."""
+        """Returns the reason why no request can be answered now, or "" if there is none."""
         return self._failure
 
     async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
@@ -111,8 +112,8 @@ class EmbeddedBackend:
         """
         ticket = _Ticket(request)
         self._incoming.put(ticket)
-        # A worker that fails empties the queue once. The failure is checked after the request was
-        # added, so that a request added later does not wait forever.
+        # Check for a failure after adding the request. A failing worker empties the queue only
+        # once, so a request that is added later would wait forever.
         if self._failure:
             raise BackendError(self._failure)
         try:
@@ -124,7 +125,12 @@ class EmbeddedBackend:
             ticket.is_abandoned = True
 
     def _work(self, loop: asyncio.AbstractEventLoop, ready: "asyncio.Future[None]") -> None:
-        """Runs in the worker thread until `stop`, or until the decoder fails."""
+        """Decodes requests in the worker thread until `stop` is called or the decoder fails.
+
+        Args:
+          loop: the server's event loop.
+          ready: future that is completed when the policy is loaded or cannot be loaded.
+        """
         try:
             slots = self._make_slots()
         except Exception as error:
@@ -147,7 +153,10 @@ class EmbeddedBackend:
                 ticket.deliver(BackendError(self._failure))
 
     def _collect(self, tickets: list[_Ticket]) -> bool:
-        """Appends new tickets, and waits for one if there is none. Returns False after `stop`."""
+        """Moves new requests to `tickets`, and waits for a request if `tickets` is empty.
+
+        Returns False if `stop` was called.
+        """
         while not tickets or not self._incoming.empty():
             ticket = self._incoming.get()
             if ticket is None:
@@ -156,11 +165,11 @@ class EmbeddedBackend:
         return True
 
     def _advance(self, slots: _SlotsLike, tickets: list[_Ticket]) -> None:
-        """Removes cancelled requests, starts waiting ones, and decodes one chunk of all.
+        """Removes cancelled requests, starts waiting requests and decodes one chunk of tokens.
 
         Args:
           slots: the decoder.
-          tickets: running and waiting tickets, in the order of their arrival.
+          tickets: running and waiting requests in order of arrival.
         """
         for ticket in [ticket for ticket in tickets if ticket.is_abandoned]:
             slots.remove(ticket)

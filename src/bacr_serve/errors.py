@@ -1,10 +1,11 @@
-"""Errors that a request ends with, in OpenAI's form. Used by all modules of this package."""
+"""Errors that end a request, in OpenAI's format. Used by all modules of this package."""
 
 from typing import Any
 
 from bacr_jax.errors import printable
 
-# OpenAI's error types by HTTP status. All other statuses are errors of the server.
+# OpenAI's error types by HTTP status. Other statuses below 500 have the type `_INVALID`, and
+# statuses from 500 on have the type `_SERVER_ERROR`.
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -23,7 +24,7 @@ class RequestError(Exception):
       status: HTTP status code.
       message: one line with the field, the invalid value and the suggested fix.
       param: name of the invalid field, or None.
-      code: OpenAI's name of the error, or None.
+      code: OpenAI's error code, such as "invalid_api_key", or None.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class RequestError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Returns the JSON body of the error, in OpenAI's form."""
+        """Returns the JSON body of the error, in OpenAI's format."""
         kind = _SERVER_ERROR if self.status >= 500 else _TYPES.get(self.status, _INVALID)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
@@ -47,13 +48,13 @@ def invalid(field: str, message: str) -> RequestError:
     """Builds the error for an invalid field of a request.
 
     Args:
-      field: name of the field, which begins the message.
-      message: what was found, and what to write instead.
+      field: name of the field. The error message begins with it.
+      message: the invalid value and the suggested fix.
     """
     return RequestError(400, f"{field}: {message}", param=field, code="invalid_value")
 
 
 def short(value: Any) -> str:
-    """Formats a value of a request for an error message, with at most 80 characters."""
+    """Formats a value for an error message, truncated to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,7 +1,7 @@
-"""Parses the JSON bodies of requests. Pure functions: a body comes in, a checked record goes out.
+"""Parses and validates the JSON bodies of requests.
 
-A field that would change the response, and that is not implemented, is refused. Fields that only
-label a request are ignored.
+A request is rejected if it contains a field that is not implemented and would change the response.
+Fields that only label a request are ignored.
 """
 
 import json
@@ -53,13 +53,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request is checked against.
+    """The server's settings for parsing requests.
 
     Attributes:
       model: name of the served policy.
-      levels: budgets in tokens by the name of their level.
-      budget: budget of a request that contains none; None for no budget.
-      largest_budget: largest budget of a request.
+      levels: dict from the name of each budget level to its tokens.
+      budget: budget in tokens of a request that contains none, or None for no budget.
+      largest_budget: maximum budget of a request in tokens.
     """
 
     model: str
@@ -73,14 +73,14 @@ class Asked:
     """A parsed request.
 
     Attributes:
-      prompt: the question (chat), a text to continue, or token ids to continue.
-      is_chat: True for a question, which is put into the prompt format of the policy.
+      prompt: the question of a chat, or the text or token ids to continue.
+      is_chat: True for a chat, whose question is inserted into the policy's prompt format.
       budget: thinking budget in tokens, or None for no budget.
       temperature: sampling temperature.
       top_p: cumulative probability for nucleus sampling.
-      seed: random seed. It is drawn if the request contains none.
+      seed: random seed. Chosen at random if the request contains none.
       max_tokens: maximum number of tokens after the prompt, or None.
-      stream: True if the response is sent in pieces.
+      stream: True if the response is sent piece by piece while it is generated.
       stream_usage: True if the last piece of a stream contains the token counts.
     """
 
@@ -167,7 +167,12 @@ def _asked(
 
 
 def _check_names(body: Mapping[str, Any], more: Sequence[str]) -> None:
-    """Raises RequestError for a field that is unknown, or that is not implemented."""
+    """Raises RequestError if a field is unknown, or if its value is not supported.
+
+    Args:
+      body: the request.
+      more: names of the fields that are accepted only on this route.
+    """
     accepted = (*_READ, *_BUDGET_FIELDS, *_IGNORED, *more)
     for name, value in body.items():
         if name in accepted or value is None:
@@ -181,7 +186,7 @@ def _check_names(body: Mapping[str, Any], more: Sequence[str]) -> None:
 
 
 def _question(messages: Any) -> str:
-    """Returns the question of a chat, which must consist of one user message."""
+    """Returns the question of a chat, which must consist of a single user message."""
     if not isinstance(messages, list) or not messages:
         raise invalid(
             "messages", f"expected a list with one user message, but found {short(messages)}"
@@ -205,7 +210,7 @@ def _question(messages: Any) -> str:
 
 
 def _text_part(part: Any) -> str:
-    """Returns the text of a part of a message."""
+    """Returns the text of a message part such as {"type": "text", "text": "What is 2+3?"}."""
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
         raise invalid(
@@ -216,7 +221,7 @@ def _text_part(part: Any) -> str:
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:
-    """Returns the prompt of a completion: a text or token ids."""
+    """Checks and returns the prompt of a completion, which is a text or a list of token ids."""
     if isinstance(prompt, str) and prompt:
         _check_text("prompt", prompt)
         return prompt
@@ -228,7 +233,7 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Raises RequestError if a text contains unpaired surrogates, which have no UTF-8."""
+    """Raises RequestError if a text has unpaired surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -243,7 +248,8 @@ def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None
     """Returns the maximum number of tokens after the prompt, or None.
 
     Args:
-      newer: a second name of the same field.
+      body: the request.
+      newer: another name for the field `max_tokens`, or None.
     """
     values: dict[str, int] = {}
     for name in filter(None, ("max_tokens", newer)):
@@ -267,7 +273,7 @@ def _float(
     """Returns the value of a numeric field of a request, or the default if it is missing.
 
     Raises:
-      RequestError: the value is not a number, or `is_valid` rejects it.
+      RequestError: if the value is not a number, or if `is_valid` rejects it.
     """
     value = body.get(name)
     if value is None:
@@ -291,7 +297,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def _stream_usage(body: Mapping[str, Any], stream: bool) -> bool:
-    """True if the last piece of a stream contains the token counts."""
+    """True if the client requests the token counts in the last piece of a stream."""
     options = body.get("stream_options")
     if options is None:
         return False

@@ -1,7 +1,8 @@
-"""Requests to a backend and the pieces of its responses, as token ids.
+"""Defines requests to a backend and the pieces of its responses, both as token ids.
 
-The application (`app`) sends a `Generation` to a backend and receives `Piece`s. Backends know no
-HTTP and no text, and the application knows no engine.
+The HTTP application (`app`) sends a `Generation` to a backend and receives a stream of `Piece`
+objects. Backends therefore depend neither on HTTP nor on text, and the application does not depend
+on an engine.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ ANSWER = "answer"
 
 @dataclass(frozen=True)
 class Generation:
-    """A prompt to continue.
+    """A prompt to continue, with its sampling settings.
 
     Attributes:
       prompt: token ids of the prompt.
@@ -25,8 +26,8 @@ class Generation:
       temperature: sampling temperature. 0 selects the most likely tokens.
       top_p: cumulative probability for nucleus sampling.
       seed: random seed.
-      max_tokens: maximum number of tokens after the prompt, including the forced tokens. None for
-        no limit other than the policy's.
+      max_tokens: maximum number of tokens after the prompt, including the forced tokens. None if
+        only the policy's limits apply.
     """
 
     prompt: tuple[int, ...]
@@ -40,18 +41,19 @@ class Generation:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of a response that belong together.
+    """Consecutive tokens of a response that are of the same kind.
 
-    A response has any number of thinking pieces, one forced piece, and any number of answer pieces.
+    A response has any number of thinking pieces, one forced piece, which is inserted to start the
+    answer, and any number of answer pieces.
 
     Attributes:
       kind: THINKING, FORCED or ANSWER.
-      tokens: token ids, which may be empty. The token that ended the turn during the thinking is
-        left out, because the answer follows it.
-      closed_by: reason why the thinking ended ("tag", "budget" or "end of turn"). Only in the
-        forced piece.
-      finished: True in the last piece of an answer that was closed by its tag or by the end of the
-        turn.
+      tokens: token ids, which may be empty. If an end-of-turn token ended the thinking, it is left
+        out, because the answer follows.
+      closed_by: reason why the thinking ended: "tag" (closing tag), "budget" or "end of turn". None
+        except in the forced piece.
+      finished: True in the last piece of an answer that ended with its closing tag or with the end
+        of the turn.
     """
 
     kind: str
@@ -61,23 +63,23 @@ class Piece:
 
 
 class BackendError(Exception):
-    """Raised if the engine fails while it answers a request. The message is one line."""
+    """Raised if the engine fails while it generates a response. The message is one line."""
 
 
 class Backend(Protocol):
-    """An engine that answers several requests at the same time."""
+    """Interface of an engine that answers several requests at the same time."""
 
     async def start(self) -> None:
-        """Prepares the engine. Raises BackendError or UserError if it can't be used."""
+        """Starts the engine. Raises BackendError or UserError if it can't be used."""
 
     async def stop(self) -> None:
-        """Releases the engine. No request is running."""
+        """Stops the engine. No request is running when this method is called."""
 
     async def problem(self) -> str:
-        """Returns a line that describes why no request can be answered now, or ""."""
+        """Returns one line with the reason why no request can be answered now, or ""."""
 
     def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
-        """Yields the pieces of a response. Closing the generator frees the request's slot."""
+        """Yields the pieces of a response. Closing the generator cancels the request."""
 
 
 async def generate(backend: Backend, request: Generation) -> AsyncGenerator[Piece, None]:
@@ -98,6 +100,6 @@ async def generate(backend: Backend, request: Generation) -> AsyncGenerator[Piec
             if is_whole:
                 yield piece
                 continue
-            # The limit on tokens ended this part of the response, and not the budget or the policy.
+            # Omit the reason and the flag of the original piece, because `max_tokens` truncated it.
             yield Piece(piece.kind, tokens)
             return

@@ -1,6 +1,6 @@
-"""Encodes requests to token ids and decodes responses to text, for a policy that is served.
+"""Converts requests to token ids and responses to text for the served policy.
 
-Both backends use this module, so a prompt has the same tokens with each of them.
+Both backends use this module, so that they receive the same token ids for a prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from bacr_serve.text import TextStream
 
 
 class Encoder(Protocol):
-    """Encodes the prompts of requests. `setup` implements it by a tokenizer."""
+    """Interface that converts prompts to token ids. `setup.SessionEncoder` implements it."""
 
     def question(self, question: str, budget: int | None) -> Sequence[int]:
-        """Returns the token ids of a question in the prompt format of the policy."""
+        """Returns the token ids of a question in the policy's prompt format at a budget."""
 
     def text(self, text: str) -> Sequence[int]:
         """Returns the token ids of a text, without any prompt format."""
@@ -25,21 +25,21 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """Texts, budgets and lengths of a policy.
+    """The prompt format, vocabulary and maximum lengths of the served policy.
 
     Attributes:
       name: name of the policy in requests and responses.
-      levels: budgets in tokens by the name of their level.
-      largest_budget: largest budget of a request.
-      cap: maximum number of thinking tokens without a budget.
+      levels: dict from the name of each budget level to its tokens.
+      largest_budget: maximum budget of a request in tokens.
+      cap: maximum number of thinking tokens of a request without a budget.
       prompt_tokens: maximum number of tokens of a prompt.
       answer_tokens: maximum number of sampled tokens of an answer.
-      vocabulary: bytes of each token id of the tokenizer.
+      vocabulary: bytes of each token, indexed by token id.
       end_ids: ids of the tokens that end the turn.
       think_close: tag that closes the thinking, or "".
-      answer_open: text at the end of the forced tokens that opens the answer.
+      answer_open: text that opens the answer. The forced tokens end with it.
       answer_close: tag that closes the answer.
-      encoder: encodes prompts.
+      encoder: converts prompts to token ids.
     """
 
     name: str
@@ -56,10 +56,10 @@ class ServedPolicy:
     encoder: Encoder
 
     def generation(self, asked: Asked) -> Generation:
-        """Encodes the prompt of a request.
+        """Converts a parsed request to a request for the backend.
 
         Raises:
-          RequestError: the prompt has too many tokens, or contains an invalid token id.
+          RequestError: if the prompt has too many tokens or contains an invalid token id.
         """
         limit = self.cap if asked.budget is None else asked.budget
         if asked.max_tokens is not None:
@@ -98,7 +98,7 @@ class ServedPolicy:
         return ids
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        """Raises RequestError if a token id is not in the tokenizer."""
+        """Raises RequestError if a token id is not in the vocabulary."""
         for token in ids:
             if not 0 <= token < len(self.vocabulary):
                 raise RequestError(
@@ -109,7 +109,10 @@ class ServedPolicy:
                 )
 
     def _check_characters(self, text: str, name: str) -> None:
-        """Raises RequestError for a text that must have too many tokens, before it is encoded."""
+        """Raises RequestError if a text is so long that it must have too many tokens.
+
+        Only compares the number of bytes, so that very long texts are not tokenized.
+        """
         longest_token = max(map(len, self.vocabulary))
         if len(text.encode()) > longest_token * self.prompt_tokens:
             raise self._too_long(name, f"{len(text)} characters")
@@ -124,11 +127,11 @@ class ServedPolicy:
         )
 
     def thinking_text(self) -> TextStream:
-        """Returns a decoder of thinking tokens, which leaves out the closing tag."""
+        """Returns a decoder for thinking tokens, which leaves out the closing tag."""
         return TextStream(self.vocabulary, self.think_close)
 
     def answer_text(self) -> TextStream:
-        """Returns a decoder of answer tokens, which leaves out the closing tag."""
+        """Returns a decoder for answer tokens, which leaves out the closing tag."""
         return TextStream(self.vocabulary, self.answer_close)
 
     def raw_text(self) -> TextStream:
@@ -137,10 +140,10 @@ class ServedPolicy:
 
     @property
     def answer_prefix(self) -> str:
-        r"""Returns the forced text with which the answer in a reply begins.
+        r"""Returns the part of the forced text with which the answer begins, or "".
 
-        Text such as `\boxed{` is part of the answer, which would otherwise contain the closing
-        brace without the opening one. A tag such as `<answer>` is not, so the result is empty.
+        Text such as `\boxed{` belongs to the answer, because the answer would otherwise contain
+        only the closing brace. A tag such as `<answer>` does not belong to it.
         """
         is_tag = self.answer_open.startswith("<") and self.answer_open.endswith(">")
         return "" if is_tag else self.answer_open

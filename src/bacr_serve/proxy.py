@@ -1,8 +1,9 @@
-"""Backend that answers requests with a vLLM server, in two requests per response.
+"""Backend that generates responses with a vLLM server.
 
-The first request samples at most as many thinking tokens as the budget. The second one samples the
-answer after the thinking and the closing text. `bacr_client` counts every token, so a server that
-sends too many is an error, and no budget is exceeded.
+Each response needs two requests to the server. The first request samples at most as many thinking
+tokens as the budget allows. The second request samples the answer and contains the thinking and the
+closing text in its prompt. `bacr_client` counts the tokens and raises an error if the server sends
+too many, so that no budget is exceeded.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Genera
 
 
 class ProxyBackend:
-    """Streams the tokens of a vLLM server."""
+    """Forwards requests to a vLLM server and streams the tokens that it samples."""
 
     def __init__(
         self, server: Server, rules: BudgetRules, *, longest_prompt: int, largest_budget: int
@@ -24,21 +25,21 @@ class ProxyBackend:
 
         Args:
           server: client of the server.
-          rules: rules of the served folder. A grace window is not used, because no budget may be
-            exceeded.
+          rules: budget rules of the served folder. Their grace window, in which the thinking may
+            exceed its budget, is not used.
           longest_prompt: maximum number of tokens of a request's prompt.
-          largest_budget: largest budget of a request.
+          largest_budget: maximum budget of a request in tokens.
         """
         self._server = server
         self._rules = dataclasses.replace(rules, grace=0)
         self._longest_sequence = longest_prompt + self._rules.longest(largest_budget)
 
     async def start(self) -> None:
-        """Connects to the server.
+        """Connects to the server and checks that it can be used.
 
         Raises:
-          BackendError: if the server can't be reached, does not serve the folder, or its sequences
-            are shorter than the longest response with its prompt.
+          BackendError: if the server can't be reached, does not serve the folder, or does not
+            accept sequences as long as the longest prompt with its response.
         """
         try:
             await self._server.connect()
@@ -58,7 +59,7 @@ class ProxyBackend:
         """Does nothing, because every request has its own connection."""
 
     async def problem(self) -> str:
-        """Returns why the server can't be used now, or ""."""
+        """Returns the reason why the server can't be used now, or "" if there is none."""
         try:
             await self._server.find(PING)
         except EngineError as error:
@@ -69,7 +70,7 @@ class ProxyBackend:
         """Yields the pieces of a response. Closing the generator aborts the server's request.
 
         Raises:
-          BackendError: if the server fails, or sends tokens that were not asked for.
+          BackendError: if the server fails, or sends tokens that were not requested.
         """
         sampling = Sampling()
         if request.temperature:
@@ -93,7 +94,7 @@ class ProxyBackend:
     async def _segment(
         self, segment: Thinking | Answering, request: Generation, sampling: Sampling, part: int
     ) -> AsyncGenerator[tuple[int, ...], None]:
-        """Yields the new tokens of the thinking or of the answer, until it has ended."""
+        """Yields the new tokens of one segment, the thinking or the answer, until it has ended."""
         xargs = extras(request.budget, len(request.prompt))
         num_sent = 0
         while (call := segment.call()) is not None:

@@ -1,6 +1,7 @@
-"""Builds the bodies of OpenAI's replies from the pieces of a response.
+"""Builds the JSON bodies of responses in OpenAI's format from the pieces of a response.
 
-`Reply` reads the pieces in order. Its methods return the changes for a stream, or the whole reply.
+A `Reply` receives the pieces in order and returns either the events of a stream or the complete
+body.
 """
 
 import time
@@ -11,15 +12,15 @@ from bacr_serve.fields import Asked
 from bacr_serve.generation import ANSWER, FORCED, THINKING, Generation, Piece
 from bacr_serve.policy import ServedPolicy
 
-# Field of a choice that contains the values for which OpenAI's format has no field.
+# Name of the field of a choice that contains our additions to OpenAI's format.
 DETAILS = "bacr"
 
 
 class Reply:
-    """The reply to one request.
+    """The response to one request in OpenAI's format.
 
     Attributes:
-      finish_reason: "stop" if the answer was closed, and "length" if it was truncated.
+      finish_reason: "stop" if the answer ended by itself, "length" if it was truncated.
     """
 
     def __init__(self, policy: ServedPolicy, asked: Asked, request: Generation):
@@ -39,7 +40,7 @@ class Reply:
         self.finish_reason = "length"
 
     def take(self, piece: Piece) -> dict[str, str]:
-        """Reads a piece and returns the new text of each field of the reply."""
+        """Adds a piece and returns a dict from each field of the response to its new text."""
         self._counts[piece.kind] += len(piece.tokens)
         if piece.finished:
             self.finish_reason = "stop"
@@ -59,20 +60,20 @@ class Reply:
         return self._added(change)
 
     def _close_thinking(self, piece: Piece) -> None:
-        """Stores why the thinking ended, and the text that was inserted after it."""
+        """Stores the reason why the thinking ended and the text of the forced tokens."""
         decoder = self._policy.raw_text()
         self._closed_by = piece.closed_by
         self._forced_text = decoder.feed(piece.tokens) + decoder.finish()
 
     def _without_end(self, piece: Piece) -> tuple[int, ...]:
-        """Returns the tokens of a piece of the response, without the token that ended the turn."""
+        """Returns the tokens of a piece, without an end-of-turn token that ended the answer."""
         tokens = piece.tokens
         if piece.kind == ANSWER and tokens and tokens[-1] in self._policy.end_ids:
             return tokens[:-1]
         return tokens
 
     def finish(self) -> dict[str, str]:
-        """Returns the rest of each field's text, after the last piece."""
+        """Returns the remaining text of each field. Called after the last piece."""
         if not self._asked.is_chat:
             return self._added({"text": self._raw.finish()})
         rest = {"content": self._answer.finish()}
@@ -81,13 +82,13 @@ class Reply:
         return self._added(rest)
 
     def _added(self, change: dict[str, str]) -> dict[str, str]:
-        """Adds new text to the contents, and returns the fields with new text."""
+        """Appends new text to each field and returns the fields whose new text is not empty."""
         for name, text in change.items():
             self._contents[name] += text
         return {name: text for name, text in change.items() if text}
 
     def usage(self) -> dict[str, Any]:
-        """Returns the token counts. Forced tokens count as completion tokens, not as thinking."""
+        """Returns the token counts. Forced tokens count as completion tokens, not as reasoning."""
         prompt = len(self._request.prompt)
         completion = sum(self._counts.values())
         return {
@@ -98,7 +99,7 @@ class Reply:
         }
 
     def details(self) -> dict[str, Any]:
-        """Returns budget, token counts, and how the thinking ended."""
+        """Returns the budget, the token counts and the reason why the thinking ended."""
         return {
             "budget": self._request.budget,
             "thinking_tokens": self._counts[THINKING],
@@ -109,7 +110,7 @@ class Reply:
         }
 
     def whole(self) -> dict[str, Any]:
-        """Returns the body of a reply that is not streamed."""
+        """Returns the complete body of a response that is not streamed."""
         choice: dict[str, Any] = {"index": 0}
         if self._asked.is_chat:
             choice["message"] = {
@@ -127,7 +128,7 @@ class Reply:
         return {**self._head(""), "choices": [choice], "usage": self.usage()}
 
     def first_chunk(self) -> dict[str, Any]:
-        """Returns the first event of a chat's stream, which contains the role."""
+        """Returns the first event of a streamed chat, which contains the role."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def chunk(self, change: dict[str, str]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Reply:
         return self._chunk(change)
 
     def last_chunk(self) -> dict[str, Any]:
-        """Returns the stream event after the last text, which contains the finish reason."""
+        """Returns the event with the finish reason, which follows the last text of a stream."""
         return self._chunk({} if self._asked.is_chat else {"text": ""}, self.finish_reason)
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -156,7 +157,7 @@ class Reply:
         return {**self._head(".chunk"), "choices": [choice]}
 
     def _head(self, suffix: str) -> dict[str, Any]:
-        """Returns the fields that all bodies of a reply share."""
+        """Returns the fields that all bodies and events of a response contain."""
         kind = f"chat.completion{suffix}" if self._asked.is_chat else "text_completion"
         return {
             "id": self._id,

@@ -1,6 +1,7 @@
-"""Opens a policy and builds the backend that answers for it. Called by `__main__`.
+"""Builds the served policy and its backend from a session. Called by `__main__`.
 
-Config and tokenizer are read and checked here. Weights are loaded when the backend starts.
+A session is an opened policy, whose config and tokenizer are loaded. Its weights are loaded when
+the backend starts.
 """
 
 import dataclasses
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Numbers of tokens that fit into the model's positions together with an answer.
+    """Maximum lengths with which prompt, thinking and answer fit into the model's context.
 
     Attributes:
-      largest_budget: largest budget of a request.
+      largest_budget: maximum budget of a request in tokens.
       prompt_tokens: maximum number of tokens of a prompt.
     """
 
@@ -33,18 +34,18 @@ class Lengths:
 def choose_lengths(
     positions: int, *, reserved: int, prompt_tokens: int, wanted: int, largest: int | None
 ) -> Lengths:
-    """Divides the positions of a model between the prompt and the thinking.
+    """Divides the model's context between the prompt and the thinking.
 
     Args:
-      positions: number of positions of the model.
-      reserved: number of positions for the forced tokens and the answer.
-      prompt_tokens: maximum number of prompt tokens of the policy.
+      positions: length of the model's context in tokens.
+      reserved: number of tokens reserved for the forced tokens and the answer.
+      prompt_tokens: maximum number of prompt tokens in the policy's config.
       wanted: largest budget of the policy's training and evaluation.
-      largest: value of --max-budget, or None. By default it is `wanted`, as far as there are
-        positions: prompts of the full length have precedence up to half of the positions.
+      largest: value of --max-budget. If None, it is `wanted`, but at most what the longest prompt
+        leaves free, or half of the unreserved tokens if this is more.
 
     Raises:
-      UserError: `largest` leaves no position for a prompt, or the model has too few positions.
+      UserError: if `largest` leaves no token for a prompt, or if the context is too short.
     """
     free = positions - reserved
     if free < 2:
@@ -65,17 +66,17 @@ def choose_lengths(
 
 
 class SessionEncoder:
-    """Encodes prompts with the tokenizer and the prompt format of a session."""
+    """Converts prompts to token ids with the tokenizer and prompt format of a session."""
 
     def __init__(self, session: "Session"):
-        """Wraps a session."""
+        """Stores the session."""
         self._session = session
 
     def question(self, question: str, budget: int | None) -> Sequence[int]:
         """Returns the token ids of a question, including its budget if the prompt contains it.
 
         Raises:
-          UserError: the question can't be encoded.
+          UserError: if the tokenizer can't encode the question.
         """
         try:
             prompts = self._session.prompts([question], [budget])
@@ -89,7 +90,7 @@ class SessionEncoder:
         return ids
 
     def text(self, text: str) -> Sequence[int]:
-        """Returns the token ids of a text. Raises UserError if the tokenizer has none for it."""
+        """Returns the token ids of a text. Raises UserError if the tokenizer can't encode it."""
         from bacr_jax.prompts.encoding import encode_text
 
         try:
@@ -100,15 +101,15 @@ class SessionEncoder:
 
 
 def serve_policy(session: "Session", *, name: str | None, largest: int | None) -> ServedPolicy:
-    """Describes the policy of a session to the application.
+    """Collects the properties of a session's policy that the server needs.
 
     Args:
-      session: the policy. Its weights are not loaded.
+      session: the opened policy. Its weights are not loaded.
       name: value of --name, or None to use the name of the folder or of the model.
       largest: value of --max-budget, or None.
 
     Raises:
-      UserError: the model has too few positions.
+      UserError: if the model's context is too short.
     """
     from bacr_jax.prompts.encoding import eos_ids
     from bacr_jax.prompts.stop_strings import vocabulary
@@ -145,13 +146,13 @@ def serve_policy(session: "Session", *, name: str | None, largest: int | None) -
 def embedded_backend(
     session: "Session", policy: ServedPolicy, *, slots: int, chunk: int
 ) -> Backend:
-    """Returns the backend that decodes with this package.
+    """Builds the backend that decodes with this package.
 
     Args:
-      session: the policy.
-      policy: its lengths.
-      slots: number of requests that are decoded together.
-      chunk: number of tokens that are decoded before they are sent.
+      session: the opened policy.
+      policy: properties of the policy, such as its maximum lengths.
+      slots: number of requests that are decoded at the same time.
+      chunk: number of tokens of each request that are decoded before they are sent.
     """
     from bacr_serve.embedded import EmbeddedBackend
 
@@ -166,17 +167,17 @@ def embedded_backend(
         decoder = dataclasses.replace(decoder, spec=spec)
         return Slots(decoder, session.rules, prompt_tokens=policy.prompt_tokens)
 
-    # Any token will do, because the request only compiles the programs for short prompts.
+    # The token is arbitrary, because this request only compiles the programs for short prompts.
     warm_up = Generation(prompt=(0,), budget=1, limit=1)
     return EmbeddedBackend(make_slots, warm_up)
 
 
 def proxy_backend(session: "Session", policy: ServedPolicy, url: str) -> Backend:
-    """Returns the backend that sends requests to the vLLM server at `url`.
+    """Builds the backend that sends requests to the vLLM server at `url`.
 
     Raises:
-      UserError: the policy is not a folder that was exported by this package, or its prompt format
-        was changed.
+      UserError: if the policy is not a folder that was exported by this package, or if its prompt
+        format was changed.
     """
     from bacr_client import Server
     from bacr_jax.evaluation.served import check_served, engine_rules

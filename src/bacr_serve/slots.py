@@ -1,8 +1,8 @@
-"""Decodes several requests together with this package's decoder. Requests may join at any time.
+"""Decodes several requests at the same time, although they arrive at different times.
 
 `rollout.generate` decodes a batch whose rows are known when it starts. A server needs the same
-phases for rows that arrive and leave. All slots think together, one chunk at a time. Rows that have
-finished thinking are answered together, and their chunks alternate with the chunks of the thinking.
+phases, but its requests arrive and end at any time. Chunks of thinking for all requests that still
+think alternate with chunks of answers for a group of requests that have finished thinking.
 
 Only the worker thread of `embedded` calls this module.
 """
@@ -29,8 +29,8 @@ from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_EOS, NO_BUDGET, Prompts, Trunks
 from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation, Piece
 
-# Value of top-p for a row that samples from all tokens, while other rows of the batch use top-p. It
-# is above 1, because the probabilities of all tokens may add up to slightly less than 1.
+# Value that disables top-p for a row if other rows of the batch use top-p. It is above 1, because
+# the probabilities of all tokens may add up to slightly less than 1.
 _ALL_TOKENS = 2.0
 _NOT_FINITE = "the logits of this request are not finite; the weights contain NaN or infinity"
 
@@ -40,8 +40,8 @@ class Event:
     """A new piece of the response to a request, or the error that ends the request.
 
     Attributes:
-      handle: the value that was passed to `Slots.add` with the request.
-      result: a piece of the response, or the error that ends it.
+      handle: the object that was passed to `Slots.add` to identify the request.
+      result: the piece or the error.
       is_last: True if the request has ended and its slot is free.
     """
 
@@ -55,10 +55,12 @@ class _Row:
     """A request that is being decoded in a slot.
 
     Attributes:
+      handle: the object that identifies the request in events.
+      request: the request.
       is_thinking: True until the thinking has ended.
-      num_thinking: number of thinking tokens that were returned in events.
-      num_answer: number of answer tokens that were returned in events, or None if the forced tokens
-        were not returned yet.
+      num_thinking: number of thinking tokens returned in events so far.
+      num_answer: number of answer tokens returned in events so far, or None if the forced tokens
+        have not been returned yet.
       closed_by: reason why the thinking ended.
     """
 
@@ -78,11 +80,12 @@ class Slots:
     """
 
     def __init__(self, decoder: Decoder, rules: DecodeRules, *, prompt_tokens: int):
-        """Allocates the caches.
+        """Allocates the KV caches.
 
         Args:
-          decoder: a policy. Its spec contains the number of slots, the tokens per chunk and the
-            largest budget. A grace window is not used, because no budget may be exceeded.
+          decoder: decoder of the policy. Its spec contains the number of slots, the tokens per
+            chunk and the largest budget. The grace window, in which the thinking may exceed its
+            budget, is not used.
           rules: decoding rules of the policy's prompt format.
           prompt_tokens: maximum number of tokens of a prompt.
         """
@@ -116,7 +119,7 @@ class Slots:
         setup = SamplingSetup(spec, rules, self._sampling(), decoder.phi_of)
         with phase_memory("serve", slots=spec.slots, positions=prompt_tokens + spec.max_sampled):
             self._engine = SlotDecoder(decoder.params, self._prompts, jnp.stack(self._keys), setup)
-        # The branches of the rows that sample their answers. None if no row samples an answer.
+        # The answers that are being decoded, or None if there are none.
         self._opened: OpenBranches | None = None
         self._answered_steps = 0
         self._group: list[int] = []
@@ -127,10 +130,10 @@ class Slots:
         return self.size - len(self._rows)
 
     def add(self, requests: list[tuple[Any, Generation]]) -> None:
-        """Puts requests into free slots and prefills their prompts.
+        """Assigns requests to free slots and prefills their prompts.
 
         Args:
-          requests: pairs of a handle, which later events contain, and a request.
+          requests: pairs of a handle and a request. The handle identifies the request in events.
         """
         free_slots = [slot for slot in range(self.size) if slot not in self._rows]
         entering = np.array(free_slots[: len(requests)], np.int64)
@@ -143,7 +146,7 @@ class Slots:
     def _fill(self, slot: int, handle: Any, request: Generation) -> None:
         """Copies a request into the arrays of its slot (the row of the decoding batch).
 
-        The arrays are in the memory of the host until the next prefill.
+        The arrays stay in host memory until the next prefill.
         """
         length = len(request.prompt)
         tokens: Any = self._prompts.tokens
@@ -181,7 +184,7 @@ class Slots:
             self._opened = None
 
     def step(self) -> list[Event]:
-        """Decodes one chunk of the thinking, and one chunk of the answers."""
+        """Decodes one chunk of thinking and one chunk of answers, and returns the new pieces."""
         events = []
         if any(row.is_thinking for row in self._rows.values()):
             events += list(self._think())
@@ -192,7 +195,7 @@ class Slots:
         return events
 
     def _think(self) -> Iterator[Event]:
-        """Decodes one chunk of the thinking of every request in a slot."""
+        """Decodes one chunk of thinking and yields the new piece of each request."""
         with phase_memory("decode", **slot_sizes(self._engine)):
             self._engine.decode()
             ended, broken, _ = self._engine.status()
@@ -212,7 +215,7 @@ class Slots:
                 yield Event(row.handle, Piece(THINKING, new_tokens))
 
     def _open_answers(self) -> None:
-        """Starts the answers of all requests whose thinking has ended."""
+        """Starts decoding the answers of all requests whose thinking has ended."""
         self._group = sorted(slot for slot, row in self._rows.items() if not row.is_thinking)
         if not self._group:
             return
@@ -261,7 +264,7 @@ class Slots:
 
 
 def _thinking_tokens(trunks: Trunks, slot: int, *, is_ended: bool) -> Int[np.ndarray, "n"]:
-    """Returns the thinking of a slot so far, without a token that ended the turn."""
+    """Returns the token ids of a slot's thinking so far, without an end-of-turn token."""
     count = int(trunks.sampled[slot])
     if is_ended and int(trunks.close[slot]) == CLOSED_BY_EOS:
         count = int(trunks.thinking[slot])

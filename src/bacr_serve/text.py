@@ -1,4 +1,4 @@
-"""Decodes token ids to text piece by piece, without tags and without incomplete characters."""
+"""Converts token ids to text piece by piece, without tags and incomplete characters."""
 
 import codecs
 from collections.abc import Sequence
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 class TextStream:
     """Decodes the tokens of one part of a response, such as the thinking.
 
-    The joined pieces are the text before the closing tag, without the whitespace at its end. Text
-    that may turn out to be part of the tag, or whitespace at the end, is held back.
+    The concatenated pieces are the text up to the closing tag, without trailing whitespace. Text
+    that may be the beginning of the closing tag and trailing whitespace are stored until further
+    tokens are added.
 
     Attributes:
       closed: True if the closing tag was decoded. All later tokens are ignored.
@@ -18,9 +19,9 @@ class TextStream:
         """Creates a stream without text.
 
         Args:
-          vocabulary: bytes of each token id.
+          vocabulary: bytes of each token, indexed by token id.
           closing: tag that ends the part, or "" for none.
-          strips: leave out whitespace at the end.
+          strips: True to leave out trailing whitespace.
         """
         self._vocabulary = vocabulary
         self._closing = closing
@@ -30,12 +31,12 @@ class TextStream:
         self.closed = False
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """Adds tokens and returns the text that is certain by now."""
+        """Adds tokens and returns the new text that later tokens cannot change."""
         content = b"".join([self._vocabulary[token] for token in tokens])
         return self._advance(self._decoder.decode(content))
 
     def finish(self) -> str:
-        """Returns the text that was held back, after the last token."""
+        """Returns the remaining text. Called after the last token."""
         text = self._advance(self._decoder.decode(b"", final=True))
         if self.closed:
             return text
@@ -44,7 +45,7 @@ class TextStream:
         return text + rest
 
     def _advance(self, new_text: str) -> str:
-        """Adds decoded text, and returns the text that can't be part of the end."""
+        """Adds text and returns what is certainly neither closing tag nor trailing whitespace."""
         if self.closed:
             return ""
         text = self._pending + new_text
@@ -60,7 +61,7 @@ class TextStream:
 
 
 def _overlap(text: str, closing: str) -> int:
-    """Returns the length of the longest end of a text that begins the closing tag."""
+    """Returns the length of the longest suffix of `text` with which the closing tag begins."""
     for length in range(min(len(closing) - 1, len(text)), 0, -1):
         if text.endswith(closing[:length]):
             return length

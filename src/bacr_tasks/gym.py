@@ -1,12 +1,11 @@
-"""Implements the source `gym:NAME?field=value&field=value`, which wraps a reasoning-gym generator.
+"""Loads questions for the config value `gym:NAME?field=value&field=value` from reasoning-gym.
 
-A generator creates questions of one kind, such as sums. An item is one question with its answer and
-metadata. `bacr_jax.questions.loaders` calls `source`. All splits use the same seed, and a hash of
-the question assigns each item to the training or test split. The section "Splits" in docs/tasks.md
-explains the reason.
+NAME is a reasoning-gym generator, which creates questions of one kind, such as sums. An item is one
+question with its answer and metadata. `bacr_jax.questions.loaders` calls `source`. All splits use
+the same seed, and a hash of the question assigns each item to the training or test split. The
+section "Splits" in docs/tasks.md explains the reason.
 
-If this module is run as a script, it prints the items of one split. `_items_by_program` runs the
-script.
+`_items_by_program` runs this module as a script, which prints the items of one split.
 """
 
 import ast
@@ -40,17 +39,18 @@ TRAIN_START = 10_000
 _LAST_INDEX = 1 << 31
 # Fraction of all questions that belong to the test split, in 256ths (64 is a quarter).
 TEST_SHARE = 64
-# Maximum number of items to generate for each item of the result, because items of the other split
-# are dropped. If this is not enough, the split is smaller than requested.
+# Maximum number of items that are generated per requested item. More items than requested are
+# needed, because items of the other split are dropped. If these are not enough, the split is
+# smaller than requested.
 MOST_TRIES = 16
 # The `size` that is passed to the generator. It is limited, because a few generators create all
-# items in advance and raise an IndexError for larger indices.
+# items in advance. They raise an IndexError for larger indices.
 COUNTED = 20_000
 # Maximum value of the field `size`.
 MOST_SIZE = 1 << 24
 # Number of difficulty levels.
 NUM_LEVELS = 5
-# This text is part of the answer if sympy could not find an antiderivative. Such items are skipped.
+# Items whose answer contains this text are skipped, because sympy found no antiderivative.
 UNSOLVED = "Integral("
 # Generators whose items depend on the iteration order of Python sets, which varies between
 # processes unless PYTHONHASHSEED is set. Determined by testing all generators of version 0.1.25.
@@ -68,7 +68,7 @@ CHECKED = True
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:
-    """Builds the source for a generator.
+    """Builds the source of questions for a reasoning-gym generator.
 
     Args:
       spec: name of the generator and optional fields, without the prefix `gym:`.
@@ -134,10 +134,7 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
 
 
 def _traces_in_words(form: ShortForm) -> Callable[[Any, str], str]:
-    """Returns a function that writes the solution trace of a row for a language model.
-
-    The arguments of the returned function are the row and the style of the trace.
-    """
+    """Returns a function trace(row, style) that writes solution traces for a language model."""
 
     def trace(row: Any, style: str) -> str:
         return in_words(form.trace(row, style), style)
@@ -178,7 +175,7 @@ def _dataset(where: str, fields: Mapping[str, Any]) -> Any:
     """Creates the reasoning-gym data set of a generator.
 
     Args:
-      where: the full spec, including `gym:`. It is also the prefix of error messages.
+      where: the full spec, including `gym:`. Error messages begin with it.
       fields: values of the generator's config fields.
 
     Raises:
@@ -290,9 +287,9 @@ def _items(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields up to `size` items of a split, each with its index.
 
-    Test items are unique, but training items may be repeated. An item depends only on its index: a
-    few generators use the global random state of Python and NumPy, which is therefore seeded for
-    each item and restored afterwards.
+    Test items are unique, but training items may be repeated. An item depends only on its index:
+    the global random state of Python and NumPy, which a few generators use, is seeded for each item
+    and restored afterwards.
 
     Raises:
       ValueError: if the generator fails for an item.
@@ -307,7 +304,7 @@ def _items(
             with _seeded_global_random(index):
                 item = dataset[index]
         except Exception as error:
-            # A generator with a fixed number of items has no further items.
+            # The generator creates all items in advance and has no further items.
             if index >= COUNTED and isinstance(error, IndexError):
                 return
             raise ValueError(
@@ -344,7 +341,7 @@ def _seeded_global_random(seed: int) -> Iterator[None]:
 def _items_by_program(
     where: str, fields: Mapping[str, Any], split: Split, size: int
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Returns the items of a split from a subprocess in which the iteration order of sets is fixed.
+    """Generates the items of a split in a subprocess in which sets have a fixed iteration order.
 
     Raises:
       ValueError: if the generator fails for an item.
@@ -368,9 +365,10 @@ def _items_by_program(
 def level_of(metadata: Mapping[str, Any]) -> int:
     """Returns the difficulty level of an item, from 1 to 5, or 0 if its metadata has no ranges.
 
-    The entry `difficulty` of the metadata contains the generator's ranges, for example
-    {"num_terms": (2, 6)}. The value of the item in each range is stored in the metadata under the
-    same name. The level is determined by the mean relative position of the values in their ranges.
+    The entry `difficulty` of the metadata contains the range of each generator parameter, for
+    example {"num_terms": (2, 6)}. The item's value of a parameter is stored in the metadata under
+    the same name. The level is computed from the mean relative position of the values in their
+    ranges.
     """
     ranges = metadata.get("difficulty")
     if not isinstance(ranges, dict):

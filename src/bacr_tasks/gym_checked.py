@@ -1,10 +1,10 @@
-"""Lists the reasoning-gym generators whose scorers were reviewed, with a digest of their sources.
+"""Lists the reasoning-gym generators whose scorers were reviewed for safety.
 
 A scorer compares an answer with an item. The scorers of nine of these generators evaluate an answer
-as code, and `gym_safe` replaces these scorers. The other scorers do not evaluate answers as
-code. `gym` rejects a generator if any source file that its scorer could call has changed, because
-the new version was not reviewed. `python -m bacr_tasks.gym_checked` prints the table for the
-installed version. Review the changed sources before you copy a line into this file.
+as code, and `gym_safe` replaces them. The others do not evaluate answers as code. The list contains
+a digest of all source files that a scorer could call. If such a file has changed, `gym` rejects the
+generator, because the new version was not reviewed. `python -m bacr_tasks.gym_checked` prints the
+list for the installed version. Review the changed files before you copy a line into this file.
 """
 
 import ast
@@ -138,13 +138,13 @@ def is_checked(name: str, module: str) -> bool:
 
     Args:
       name: name of the generator.
-      module: fully qualified name of the module that defines the generator's data set class.
+      module: fully qualified name of the module with the generator's data set class.
     """
     return CHECKED.get(name) == digest(module)
 
 
 def digest(module: str) -> str:
-    """Computes a digest of a module's source and of the reasoning-gym modules that it imports."""
+    """Returns a hash of the source of a module and of the reasoning-gym modules that it imports."""
     content = hashlib.sha256()
     for name in sorted(_with_imports(module)):
         content.update(name.encode() + b"\0" + _file(name).read_bytes() + b"\0")
@@ -198,7 +198,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _file(module: str) -> Path:
-    """Returns the path at which a module of the package would be stored. The file may not exist."""
+    """Returns the path of a reasoning-gym module, whether or not the file exists."""
     _, *parts = module.split(".")
     path = _root().joinpath(*parts)
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -1,10 +1,11 @@
 """Replaces twelve scorers of reasoning-gym, most of which evaluate the answer as Python code.
 
-Nine of these scorers call `eval` on the answer, or sympy's `parse_expr`, which calls `eval`. The
-replacements parse the answer to a syntax tree and accept only numbers, names, operators and a short
-list of functions, with limits on their size. Two other scorers accept NaN as an answer, and one
-accepts any text. The scores are the same as in reasoning-gym, except that puzzle24 requires its
-four numbers and a result of exactly 24. `gym_score` calls `score_answer`.
+Nine of the original scorers call `eval` on the answer, either directly or through sympy's
+`parse_expr`. The replacements parse the answer to a syntax tree and accept only numbers, names,
+operators and a few functions, with limits on their size. Two other scorers are replaced because
+they accept NaN, and one because it accepts any text. The scores are the same as in reasoning-gym,
+except that puzzle24 requires its four numbers and a result of exactly 24. `gym_score` calls
+`score_answer`.
 """
 
 import ast
@@ -34,8 +35,8 @@ MOST_EXPONENT = 100
 MOST_POWER = 1_000
 # Maximum number of bits in the power of a number.
 MOST_BITS = 4_096
-# Matches text that contains only digits, operators, parentheses and whitespace. `_integers` finds
-# every number in such text.
+# Text that contains only digits, operators, parentheses and whitespace. `_integers` finds every
+# number in such text.
 _ARITHMETIC = re.compile(r"[0-9+\-*/%().\s]*", re.ASCII)
 _INTEGER = re.compile(r"\b\d+\b", re.ASCII)
 # Functions and constants that an expression may contain.
@@ -55,8 +56,8 @@ def expression(text: str, names: Collection[str] | None = ()) -> Any:
 
     Args:
       text: the expression in Python syntax.
-      names: names of the variables that are allowed. If None, any short name is allowed. If `()`,
-        only numbers and operators are allowed; otherwise, functions and constants are allowed too.
+      names: names of the allowed variables, or None to allow any short name. If it is `()`,
+        functions and constants are not allowed either, only numbers and operators.
 
     Raises:
       ValueError, SyntaxError, RecursionError, ArithmeticError: if the text is not an allowed
@@ -70,7 +71,7 @@ def expression(text: str, names: Collection[str] | None = ()) -> Any:
 
 
 def _build(node: ast.expr, names: Collection[str] | None, level: int) -> Any:
-    """Converts a node of a syntax tree to a sympy expression.
+    """Converts a node of a Python syntax tree to a sympy expression.
 
     Args:
       node: the node to convert.
@@ -100,10 +101,10 @@ def _build(node: ast.expr, names: Collection[str] | None, level: int) -> Any:
 
 
 def _variable_or_constant(name: str, names: Collection[str] | None) -> Any:
-    """Returns the sympy symbol or constant with a name that is allowed by `names`.
+    """Returns the sympy symbol or constant with a given name.
 
     Raises:
-      ValueError: if the name is not allowed. `expression` describes `names`.
+      ValueError: if `names`, which `expression` describes, does not allow the name.
     """
     import sympy
 
@@ -146,7 +147,7 @@ def _number(value: object) -> Any:
 
 
 def _combine(sign: ast.operator, left: Any, right: Any) -> Any:
-    """Applies a binary operator to two expressions."""
+    """Applies a binary arithmetic operator to two sympy expressions."""
     match sign:
         case ast.Add():
             return left + right
@@ -202,12 +203,12 @@ def _literal(text: str) -> Any:
 
 
 def _integers(text: str) -> list[int]:
-    """Returns all integers in a text, in order."""
+    """Returns all integers in a text, in order of appearance."""
     return [int(digits) for digits in _INTEGER.findall(text)]
 
 
 def _countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores an expression that must use all given numbers once and equal the target."""
+    """Scores an expression that must use each given number once and equal the target."""
     metadata = entry["metadata"]
     target = metadata["target"]
     if not _ARITHMETIC.fullmatch(answer) or not answer.strip():
@@ -221,7 +222,7 @@ def _countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
 
 
 def _puzzle24(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores an expression that must use all four numbers once and equal 24."""
+    """Scores an expression that must use each of the four given numbers once and equal 24."""
     if not _ARITHMETIC.fullmatch(answer):
         return 0.01
     is_24 = expression(answer) == 24
@@ -250,7 +251,7 @@ def _polynomial_multiplication(dataset: Any, answer: str, entry: Mapping[str, An
 
 
 def _binary_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a matrix. The correct matrix in Python list syntax scores 0.1."""
+    """Scores a matrix. The correct matrix in the syntax of a Python list scores only 0.1."""
     gold = entry["answer"]
     if answer == gold:
         return 1.0
@@ -259,7 +260,7 @@ def _binary_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float
 
 
 def _spiral_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores numbers separated by spaces. The correct numbers in Python list syntax score 0.1."""
+    """Scores numbers separated by spaces. The correct numbers as a Python list score only 0.1."""
     gold = entry["answer"].strip()
     stripped = answer.strip()
     if stripped == gold:
@@ -269,7 +270,7 @@ def _spiral_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float
 
 
 def _string_insertion(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a string. The correct characters in Python list syntax score 0.1."""
+    """Scores a string. The correct characters as a Python list score only 0.1."""
     gold = entry["answer"]
     if answer == gold:
         return 1.0
@@ -278,7 +279,7 @@ def _string_insertion(dataset: Any, answer: str, entry: Mapping[str, Any]) -> fl
 
 
 def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a board. A valid board in Python list syntax scores 0.5."""
+    """Scores a chess board. A valid board in the syntax of a Python list scores only 0.5."""
     boards = entry["metadata"]["valid_answers"]
     if answer in boards:
         return 1.0
@@ -334,9 +335,9 @@ def score_answer(name: str, dataset: Any, answer: str, entry: Mapping[str, Any])
 
     Args:
       name: name of the generator.
-      dataset: reasoning-gym's data set for the generator.
+      dataset: reasoning-gym's data set of the generator.
       answer: the answer to score.
-      entry: the item with question, answer and metadata.
+      entry: the item, with its question, answer and metadata.
 
     Returns:
       A score in [0, 1].

@@ -18,20 +18,20 @@ _DATASETS: dict[str, Any] = {}
 
 
 def prepare(row: Any) -> None:
-    """Creates the data set of the row's generator, so that it is cached before scoring."""
+    """Creates and caches the data set of the row's generator, which `score` needs."""
     name, fields = row.metadata["reasoning_gym"]
     _dataset(name, fields)
 
 
 def score(answer: str, row: Any) -> float:
-    """Returns reasoning-gym's score in [0, 1], without evaluating the answer as code."""
+    """Returns reasoning-gym's score in [0, 1] without evaluating the answer as code."""
     name, fields = row.metadata["reasoning_gym"]
     entry = {"question": row.question, "answer": row.answer, "metadata": row.metadata}
     return score_answer(name, _dataset(name, fields), answer, entry)
 
 
 def _dataset(name: str, fields: dict[str, Any]) -> Any:
-    """Returns the data set of a generator. It is cached for each combination of fields."""
+    """Returns the data set of a generator. Data sets are cached by generator and fields."""
     key = json.dumps([name, fields], default=str)
     if key not in _DATASETS:
         _DATASETS[key] = create_dataset(name, **{"seed": 0, **fields, "size": _SIZE})

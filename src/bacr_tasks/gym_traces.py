@@ -1,10 +1,10 @@
 """Writes short prompts and solution traces for eight generators of reasoning-gym.
 
-The prompts and traces are written for a small model whose tokens are single characters. The model
-learns to solve problems in three styles of different lengths. For these eight generators, such a
+They are written for a small model whose tokens are single characters. The model learns to solve
+problems in three styles with solutions of different lengths. For these eight generators, such a
 model is less accurate with short solutions than with long solutions. `gym` calls
-`ShortForm.prompt`, `ShortForm.trace` and `in_words`. A trace begins with the
-marker of its style and ends with the answer, after the last `=`:
+`ShortForm.prompt`, `ShortForm.trace` and `in_words`. A trace begins with the marker of its style
+and ends with the answer, after the last `=`:
 
     at_once  =7         only the answer
     steps    :...=7     intermediate steps
@@ -25,14 +25,16 @@ _OPENINGS = {"at_once": "", "steps": "Step by step:\n", "checks": "With checks:\
 
 @dataclass(frozen=True)
 class ShortForm:
-    """The functions that write short prompts and solution traces for the items of a generator.
+    """The functions that write short prompts and solution traces for one generator.
+
+    A row is one item of the generator, with its question, answer and metadata.
 
     Attributes:
       prompt: returns the short prompt of a row.
       work: returns the solution steps of a row. If the second argument is True, the steps are
         written so that they can be verified.
-      answer: returns the answer in a shorter format that the scorer also accepts, given the item's
-        metadata. If None, the generator's answer is used.
+      answer: returns the answer in a shorter format, which the scorer also accepts, given the row's
+        metadata. None to use the generator's answer.
     """
 
     prompt: Callable[[Row], str]
@@ -46,7 +48,7 @@ class ShortForm:
         answer.
 
         Args:
-          row: the item, with its question, answer and metadata.
+          row: one item, with its question, answer and metadata.
           style: `at_once` (no steps), `steps`, or `checks` (steps that can be verified).
         """
         steps = []
@@ -70,11 +72,11 @@ def in_words(trace: str, style: str) -> str:
 
 @dataclass(frozen=True)
 class _PathStar:
-    """The graph of a path_star item. All labels are padded with zeros to the same width.
+    """The graph of a path_star item. Its labels are padded with zeros to the same width.
 
     Attributes:
-      before: the predecessor of each node, in the order of the question's edges.
-      first, last: the two ends of the path. Either of them can be the start, depending on the item.
+      before: dict from each node to its predecessor, in the order of the question's edges.
+      first, last: the two ends of the path. Depending on the item, either can be the start.
     """
 
     before: dict[str, str]
@@ -82,16 +84,16 @@ class _PathStar:
     last: str
 
     def edges_backwards(self) -> str:
-        """Returns all edges with their direction reversed, so that paths are read backwards."""
+        """Returns all edges reversed, because the solution follows the path backwards."""
         return ",".join(f"{node}{before}" for node, before in self.before.items())
 
 
 def _path_star(row: Row) -> _PathStar:
-    """Parses the graph from the last line of a path_star question, for example `|a b|b c/a c =`."""
+    """Parses the graph from the last line of a path_star question, such as `|a b|b c/a c =`."""
     last_line = row.question.rstrip().rpartition("\n")[2].removesuffix(" =")
     edges, _, ends = last_line.partition("/")
     pairs = [edge.split() for edge in edges.split("|")[1:]]
-    # All labels have the same width, so that two adjacent labels can be parsed unambiguously.
+    # Labels have the same width, because they are written without a separator.
     width = max(len(label) for pair in pairs for label in pair)
     before = {end.zfill(width): start.zfill(width) for start, end in pairs}
     first, last = (label.zfill(width) for label in ends.split())
@@ -99,15 +101,16 @@ def _path_star(row: Row) -> _PathStar:
 
 
 def _path_prompt(row: Row) -> str:
-    """Returns the reversed edges and the two ends of the path."""
+    """Writes a path_star prompt: the reversed edges and the two ends of the path."""
     graph = _path_star(row)
     return f"{graph.edges_backwards()}/{graph.first}>{graph.last}"
 
 
 def _path_work(row: Row, checks: bool) -> list[str]:
-    """Follows the path backwards from the goal to the center, since nodes have one incoming edge.
+    """Solves a path_star item by following the path backwards from the goal to the center.
 
-    Without `checks`, the only step is the list of nodes. With `checks`, each edge is a step.
+    Backwards, the path is unique, because every node has at most one incoming edge. Without
+    `checks`, the only step is the list of nodes. With `checks`, each edge is a step.
     """
     graph = _path_star(row)
     starts_at_center = int(graph.last) == row.metadata["center"]
@@ -121,14 +124,15 @@ def _path_work(row: Row, checks: bool) -> list[str]:
 
 
 def _bits_prompt(row: Row) -> str:
-    """Returns the number whose 1 bits are counted."""
+    """Writes a count_bits prompt: the number whose 1 bits are counted."""
     return str(row.metadata["number"])
 
 
 def _bits_work(row: Row, checks: bool) -> list[str]:
-    """Halves the number until it is 0. Each step contains the number of 1 bits so far.
+    """Solves a count_bits item by halving the number until it is 0.
 
-    With checks, each step also contains the number as half + half + bit.
+    Each step contains the number of 1 bits so far. With `checks`, each step also contains the
+    number as half + half + bit.
     """
     number = row.metadata["number"]
     ones = 0
@@ -152,7 +156,7 @@ _FINAL = {"OR": "+", "NOR": "-", "XOR": "^", "AND": "&"}
 
 
 def _gate(sign: str, bits: Sequence[int]) -> int:
-    """Computes the output of an AND, NAND or XOR gate from its ASCII symbol and its input bits."""
+    """Returns the output of an AND, NAND or XOR gate with the given ASCII symbol and input bits."""
     if sign == "^":
         return sum(bits) % 2
     output = all(bits)
@@ -162,7 +166,7 @@ def _gate(sign: str, bits: Sequence[int]) -> int:
 
 
 def _circuit_prompt(row: Row) -> str:
-    """Returns the input values, followed by the terms joined with the final gate's symbol."""
+    """Writes a circuit_logic prompt: the input values, then the terms joined by the final gate."""
     assignments = row.metadata["assignments"]
     values = "".join(f"{name}{bit}" for name, bit in assignments.items())
     final_sign = _FINAL[row.metadata["final_gate"]]
@@ -171,10 +175,10 @@ def _circuit_prompt(row: Row) -> str:
 
 
 def _circuit_work(row: Row, checks: bool) -> list[str]:
-    """Computes every term, then joins the results with the symbol of the final gate.
+    """Solves a circuit_logic item: computes every term and joins the results with the final gate.
 
-    Each step contains the names of the inputs, each followed by its value. With checks, it also
-    contains the bits that enter the gate, which differ from the values for inverted inputs (A').
+    Each step contains the names of the inputs, each followed by its value. With `checks`, it also
+    contains the bits that enter the gate, which differ from the values of inverted inputs (A').
     """
     values = row.metadata["assignments"]
     outputs = []
@@ -201,14 +205,15 @@ def _circuit_work(row: Row, checks: bool) -> list[str]:
 
 
 def _gcd_prompt(row: Row) -> str:
-    """Returns the numbers, separated by commas."""
+    """Writes a gcd prompt: the numbers, separated by commas."""
     return ",".join(map(str, row.metadata["numbers"]))
 
 
 def _gcd_work(row: Row, checks: bool) -> list[str]:
-    """Applies Euclid's algorithm to the greatest common divisor so far and each remaining number.
+    """Solves a gcd item with Euclid's algorithm.
 
-    Without checks, each step is a list of remainders. With checks, each division is a step.
+    The algorithm is applied to the greatest common divisor so far and each further number. Without
+    `checks`, each step is a list of remainders. With `checks`, each division is a step.
     """
     divisor, *others = row.metadata["numbers"]
     steps = []
@@ -230,12 +235,15 @@ def _gcd_work(row: Row, checks: bool) -> list[str]:
 
 
 def _sum_prompt(row: Row) -> str:
-    """Returns the expression without spaces."""
+    """Writes a chain_sum prompt: the expression without spaces."""
     return row.metadata["expression"].replace(" ", "")
 
 
 def _sum_work(row: Row, checks: bool) -> list[str]:
-    """Adds the terms from left to right. With checks, each step includes the inverse operation."""
+    """Solves a chain_sum item by adding the terms from left to right.
+
+    With `checks`, each step also contains the inverse operation.
+    """
     first, *rest = row.metadata["expression"].split()
     total = int(first)
     steps = []
@@ -252,14 +260,14 @@ def _sum_work(row: Row, checks: bool) -> list[str]:
 
 
 def _primes_prompt(row: Row) -> str:
-    """Returns the interval in which primes are counted."""
+    """Writes a count_primes prompt: the interval in which primes are counted, such as `3..20`."""
     return f"{row.metadata['start']}..{row.metadata['end']}"
 
 
 def _primes_work(row: Row, checks: bool) -> list[str]:
-    """Lists the primes in the interval, each with the number of primes so far.
+    """Solves a count_primes item by listing the primes, each with the number of primes so far.
 
-    With checks, the other odd numbers are listed too, each with its smallest divisor from 3 on (1
+    With `checks`, the other odd numbers are listed too, each with its smallest divisor above 1 (1
     for the number 1).
     """
     counts = {prime: count for count, prime in enumerate(row.metadata["primes"], 1)}
@@ -275,7 +283,7 @@ def _primes_work(row: Row, checks: bool) -> list[str]:
 
 
 def _least_odd_divisor(number: int) -> int:
-    """Returns the smallest divisor of an odd number from 3 on, or 1 for the number 1."""
+    """Returns the smallest divisor above 1 of an odd number, or 1 for the number 1."""
     for divisor in range(3, number + 1, 2):
         if number % divisor == 0:
             return divisor
@@ -283,16 +291,16 @@ def _least_odd_divisor(number: int) -> int:
 
 
 def _letters_prompt(row: Row) -> str:
-    """Returns the letter to count and the words in which it is counted."""
+    """Writes a letter_counting prompt: the letter and the words in which it is counted."""
     words = " ".join(row.metadata["span"])
     return f"{row.metadata['target_letter']}:{words}"
 
 
 def _letters_work(row: Row, checks: bool) -> list[str]:
-    """Counts the letter in one word after another.
+    """Solves a letter_counting item by counting the letter in one word after another.
 
-    Without checks, the only step is the list of running counts. With checks, each step contains a
-    word and the count after it.
+    Without `checks`, the only step is the list of running counts. With `checks`, each step contains
+    a word and the count after it.
     """
     letter = row.metadata["target_letter"]
     count = 0
@@ -306,20 +314,20 @@ def _letters_work(row: Row, checks: bool) -> list[str]:
 
 
 def _sorting_sign(row: Row) -> str:
-    """Returns the comparison sign between adjacent numbers of the sorted list: `<` or `>`."""
+    """Returns the sign between adjacent numbers of the sorted list: `<` (ascending) or `>`."""
     return ">" if row.metadata["direction"] == "descending" else "<"
 
 
 def _sorting_prompt(row: Row) -> str:
-    """Returns the comparison sign, followed by the numbers to sort."""
+    """Writes a number_sorting prompt: the sign of the order (`<` or `>`) and the numbers."""
     numbers = ",".join(row.metadata["original_numbers"])
     return f"{_sorting_sign(row)}{numbers}"
 
 
 def _sorting_work(row: Row, checks: bool) -> list[str]:
-    """Inserts one number after another into a sorted list. Each step is the list so far.
+    """Solves a number_sorting item by inserting one number after another into a sorted list.
 
-    With checks, the last step compares adjacent numbers.
+    Each step is the list so far. With `checks`, the last step compares adjacent numbers.
     """
     sign = _sorting_sign(row)
     sorted_numbers: list[str] = []
@@ -333,7 +341,7 @@ def _sorting_work(row: Row, checks: bool) -> list[str]:
 
 
 def _sorting_answer(metadata: Mapping[str, Any]) -> str:
-    """Returns the sorted list without spaces and quotation marks."""
+    """Writes the sorted list of a number_sorting item without spaces and quotation marks."""
     return f"[{','.join(metadata['sorted_numbers'])}]"
 
 

@@ -1,7 +1,7 @@
-"""Implements the source `verifiers:TASKSET`, which wraps a task set of the `verifiers` package.
+"""Loads questions for the config value `verifiers:TASKSET` from the `verifiers` package.
 
-`bacr_jax.questions.loaders` calls `source`. All tasks are single-turn. A task set is rejected if a
-task needs a container, tools, a judge or a runtime, because the grader provides none of these.
+`bacr_jax.questions.loaders` calls `source`. All tasks are single-turn. If a task needs a container,
+tools, a judge or a runtime, its task set is rejected, because the grader provides none of these.
 """
 
 import inspect
@@ -36,7 +36,7 @@ def tasks(taskset: str) -> Iterator[Any]:
 
 
 def source(taskset: str) -> SimpleNamespace:
-    """Builds the source for a task set.
+    """Builds the source of questions for a task set.
 
     A hash of the question assigns about a quarter of the tasks to the test split.
 
@@ -69,7 +69,7 @@ def source(taskset: str) -> SimpleNamespace:
 
 
 def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
-    """Returns the tasks of a split as rows, whose metadata contains the index of the task.
+    """Returns the tasks of a split as rows. A row's metadata contains the index of its task.
 
     Raises:
       ValueError: if a task of any split cannot be scored by the grader.

@@ -23,7 +23,7 @@ def _tasks(taskset: str) -> list[Any]:
 
 
 def prepare(row: Any) -> None:
-    """Loads and caches the tasks of the row's task set before scoring."""
+    """Loads and caches the tasks of the row's task set, which `score` needs."""
     _tasks(row.metadata["taskset"])
 
 
