@@ -99,7 +99,9 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
     if exact:
         source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
     elif compiler == "gpu":
-        source = f'{by_cpus}; the GPU compiler is not here (pip install -e ".[plan]" in a clone)'
+        source = (
+            f'{by_cpus}; the GPU compiler is not installed (pip install -e ".[plan]" in a clone)'
+        )
     else:
         source = f"{by_cpus} (--compile cpu)"
     if exact and num_devices > PER_HOST and num_devices % PER_HOST:

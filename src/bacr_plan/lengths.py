@@ -53,7 +53,8 @@ class PromptLengths:
 # reported by `bacr data --inspect`. They are five percent apart, except for the longest prompts.
 _TWENTIETHS = np.arange(0, 0.96, 0.05).round(2)
 MATH = PromptLengths(
-    source="MATH's training problems, mean 119: the data, or a tokenizer for them, are not here",
+    source="those of MATH's training problems (mean 119), because the data or their tokenizer are "
+    "missing",
     shares=(*map(float, _TWENTIETHS), 0.99, 0.995, 0.999, 1.0),
     tokens=(
         *(51, 60, 65, 69, 73, 76, 79, 82, 86, 89, 93, 97, 102, 107, 114, 124, 136, 156, 193, 273),

@@ -12,8 +12,8 @@ _PHASE_NAMES = {
     "score": "scoring (state, temporaries)",
     "update": "update (state, gradients, activations)",
     "evaluation": "evaluation (state, decode copy, cache, temporaries)",
-    "warmup": "warm-up (all weights, fp32; gradients, activations)",
-    "warmup_accuracy": "warm-up, accuracy (its state, decode copy, cache)",
+    "warmup": "warm-up (weights in float32, gradients, activations)",
+    "warmup_accuracy": "accuracy of the warm-up (state, decode copy, cache)",
 }
 
 
@@ -48,9 +48,9 @@ def _size_lines(plan: Plan) -> list[str]:
         f"Model    {parameters:.2f}e9 parameters ({work.shape_source})",
         f"Devices  {layout.num_devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, "
         f"decode tensor {layout.decode_tensor}",
-        f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
-        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} in "
-        "branches",
+        f"Traces   {work.rows} per iteration, {work.micro_rows} per micro-batch, {work.slots} "
+        f"decoding slots; up to {work.prompt} tokens of prompt, {work.thinking} of thinking, and "
+        f"{work.cuts} x {work.branch} of answers",
         f"Memory   {plan.compilation.source}",
     ]
 
@@ -62,7 +62,7 @@ def _host_memory_lines(plan: Plan) -> list[str]:
         return []
     return [
         "",
-        f"Host memory, all hosts: {snapshot / GIB:.2f} GiB for the state from before an update "
+        f"Memory of all hosts: {snapshot / GIB:.2f} GiB for the state before an update "
         "(train.undo_closed_answers, train.undo_filled_budgets)",
     ]
 
@@ -86,32 +86,32 @@ def _fit_lines(plan: Plan) -> list[str]:
     """Describes whether the run fits and, if not, with which settings it would fit."""
     peak = f"{plan.peak / GIB:.1f}"
     share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
-    limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
+    limit = f"{plan.limit / GIB:.1f} GiB ({share}, as the launch scripts set for JAX)"
     if plan.fits:
         spare = (plan.limit - plan.peak) / GIB
         return [f"FITS: peak {peak} of {limit}, {spare:.1f} GiB to spare"]
     excess = (plan.peak - plan.limit) / GIB
     lines = [f"DOES NOT FIT: peak {peak} of {limit}, {excess:.1f} GiB too much"]
     if plan.suggestion is not None:
-        return lines + _choice_lines("What would fit here", plan.suggestion)
+        return lines + _choice_lines("Settings that fit on these devices", plan.suggestion)
     count = plan.layout.num_devices
     lines.append(
-        f"No mesh, micro-batch and number of slots fits {count} of these, not even one row a "
-        "device."
+        f"No mesh, micro-batch and number of slots fits on {count} of these, not even with one "
+        "trace per device."
     )
     if plan.larger is not None:
-        title = f"What would fit on {plan.larger.layout.num_devices} of them"
+        title = f"Settings that fit on {plan.larger.layout.num_devices} of these devices"
         lines += _choice_lines(title, plan.larger)
     if plan.larger_gpu is not None:
         name, choice = plan.larger_gpu
-        lines += _choice_lines(f"What would fit on as many {name}", choice)
+        lines += _choice_lines(f"Settings that fit on the same number of {name}", choice)
     if plan.larger is None and plan.larger_gpu is None:
-        lines.append("No more, and no larger known GPUs would do.")
+        lines.append("It does not fit on more of these devices, or on a larger known GPU, either.")
     smallest_warmup = search.fewer_warmup_tokens(plan.work, plan.layout, plan.memory_limit)
     if plan.memory_limit.of_warmup_step(smallest_warmup, plan.layout) > plan.limit:
         lines.append(
-            "The warm-up alone is too large: make it once where it fits, and name its folder in "
-            "warmup.dir."
+            "Only the warm-up is too large: run it once on devices on which it fits, and set "
+            "warmup.dir to its folder."
         )
     return lines
 
@@ -139,7 +139,7 @@ def _largest_line(plan: Plan) -> str:
         sentences.append(f"Largest on this mesh: {', '.join(fitting)}")
     if too_large:
         names = " and ".join(too_large)
-        sentences.append(f"On this mesh no {names} fits, not even one row a device")
+        sentences.append(f"On this mesh no {names} fits, not even with one trace per device")
     return "; ".join(sentences)
 
 
@@ -149,8 +149,8 @@ def _adapter_lines(plan: Plan) -> list[str]:
         return []
     million = costs.trained_parameters(plan.work) / 1e6
     return [
-        f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads a copy "
-        "with the adapters merged in"
+        f"Trained: {million:.1f}e6 parameters of adapters, with a frozen base; the sampler uses a "
+        "copy of the model with the adapters merged"
     ]
 
 
@@ -160,8 +160,8 @@ def _work_lines(plan: Plan) -> list[str]:
     by_phase = ", ".join(f"{name} {count:.2g}" for name, count in flops.items())
     share = schedule.real_share(plan.work, plan.iteration.updates)
     return [
-        f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ({by_phase})",
-        f"Of the positions that the learner computes {share:.0%} hold a token; prompts: "
+        f"Operations per iteration: {sum(flops.values()):.3g} FLOP on all devices ({by_phase})",
+        f"{share:.0%} of the positions that the learner computes contain a token; prompt lengths: "
         f"{plan.work.lengths.source}",
     ]
 
@@ -169,7 +169,7 @@ def _work_lines(plan: Plan) -> list[str]:
 def _seconds_lines(plan: Plan) -> list[str]:
     """Formats the predicted durations, their assumptions and faster settings."""
     lines = [
-        "Predicted seconds of an iteration, grading left out",
+        "Predicted seconds per iteration, without grading",
         f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
     ]
     for name, phases in plan.predictions.items():
@@ -179,13 +179,13 @@ def _seconds_lines(plan: Plan) -> list[str]:
         update = _short(phases["update"])
         lines.append(f"  {name:10}{total:>8}{rollout:>9}{score:>8}{update:>8}")
     lines.append(
-        f"  if products reach {ASSUMED.matmul:.0%} of the data sheet's rate, memory "
-        f"{ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its "
-        f"budget up ({plan.work.lengths.thinking.mean():.0f} tokens on average)"
+        f"  assuming that matrix products reach {ASSUMED.matmul:.0%} of the data sheet's rate, "
+        f"memory {ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its full "
+        f"budget ({plan.work.lengths.thinking.mean():.0f} tokens on average)"
     )
     ways = _faster_ways(plan)
     if ways:
-        lines.append(f"Faster here, and it fits: {', '.join(ways)}")
+        lines.append(f"Faster settings that fit: {', '.join(ways)}")
     return lines + _warmup_lines(plan) + _evaluation_lines(plan)
 
 
@@ -200,14 +200,14 @@ def _faster_ways(plan: Plan) -> list[str]:
     if plan.faster is not None:
         layout, rollout_seconds = plan.faster
         key = f"mesh.decode_tensor={layout.decode_tensor}"
-        ways.append(f"{key} (a rollout in {rollout_seconds:.3g} s)")
+        ways.append(f"{key} (rollout in {rollout_seconds:.3g} s)")
     if plan.remat is not None:
         remat, update_seconds = plan.remat
-        ways.append(f"model.remat={remat} (updates in {update_seconds:.3g} s)")
+        ways.append(f"model.remat={remat} (update in {update_seconds:.3g} s)")
     if plan.less_padding is not None:
         keys, update_seconds = plan.less_padding
         settings = " ".join(f"{key}={shown(value)}" for key, value in keys.items())
-        ways.append(f"{settings} (updates in {update_seconds:.3g} s)")
+        ways.append(f"{settings} (update in {update_seconds:.3g} s)")
     return ways
 
 
@@ -220,8 +220,8 @@ def _warmup_lines(plan: Plan) -> list[str]:
     minutes = seconds.warmup_seconds(work, plan.layout, plan.device) / 60
     return [
         f"Warm-up before the first iteration: {warmup.steps:,} steps of {work.warmup_tokens:,} "
-        f"tokens, {minutes:.3g} minutes; up to {warmup.max_hold} rounds more, and measuring "
-        "its accuracy, are left out"
+        f"tokens, {minutes:.3g} minutes, without the up to {warmup.max_hold} further "
+        "rounds and without measuring the accuracy"
     ]
 
 
@@ -233,6 +233,6 @@ def _evaluation_lines(plan: Plan) -> list[str]:
     answers = sum(rows for call in work.evaluated for rows, _ in call)
     minutes = seconds.evaluation_seconds(work, plan.layout, plan.device) / 60
     return [
-        f"An evaluation: {answers:,} answers in {len(work.evaluated)} calls (a set's budgets, "
-        f"greedy and sampled, share {work.evaluation.slots} slots), {minutes:.3g} minutes"
+        f"One evaluation: {answers:,} answers in {len(work.evaluated)} calls (all budgets of a "
+        f"set, greedy and sampled, share {work.evaluation.slots} slots), {minutes:.3g} minutes"
     ]

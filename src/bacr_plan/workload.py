@@ -257,7 +257,7 @@ def planned_shape(data: DataConfig, model: ModelConfig) -> tuple[Qwen2Config, st
         model = dataclasses.replace(model, path=None)
     elif model.path is not None:
         preset = _preset_of(model.path)
-        source = f"{preset}, after the name of {model.path}, which is not here"
+        source = f"{preset}, guessed from the name {model.path}, because this folder does not exist"
         model = dataclasses.replace(model, path=None, preset=preset)
     else:
         source = "model.* of the config"

@@ -256,7 +256,14 @@ async def serve(service: "Service", listener: socket.socket, host: str) -> None:
     from bacr_serve.app import make_app
 
     class Server(uvicorn.Server):
-        """A uvicorn server that returns after SIGTERM, so that the command exits with code 0."""
+        """Prints the address once clients can connect, and returns after SIGTERM.
+
+        Returning lets the command exit with code 0.
+        """
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            _announce(service, listener, host)
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -284,9 +291,7 @@ async def serve(service: "Service", listener: socket.socket, host: str) -> None:
     )
     await service.backend.start()
     try:
-        server = Server(config)
-        _announce(service, listener, host)
-        await server.serve(sockets=[listener])
+        await Server(config).serve(sockets=[listener])
     finally:
         await service.backend.stop()
 

@@ -76,9 +76,9 @@ def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
     """
     rows = []
     for index, task in enumerate(tasks(taskset)):
-        missing = _missing(task)
-        if missing:
-            raise ValueError(f"task {index} needs {missing}, which is not supported")
+        reason = _unsupported(task)
+        if reason:
+            raise ValueError(f"task {index} {reason}, which is not supported")
         parts = (task.data.system_prompt, task.data.prompt_text)
         text = "\n\n".join(part for part in parts if part)
         if is_test(text) == (split == "test"):
@@ -87,19 +87,19 @@ def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _missing(task: Any) -> str:
-    """Returns the unsupported feature that a task needs, or "" if the task can be scored."""
+def _unsupported(task: Any) -> str:
+    """Describes why a task can't be scored, such as `needs tools`; "" if it can be scored."""
     if task.NEEDS_CONTAINER or task.data.image:
-        return "a container"
+        return "needs a container"
     if type(task).toolsets(task.config):
-        return "tools"
+        return "needs tools"
     if task.plugged_judges():
-        return "a judge"
+        return "needs a judge"
     rewards = task.hooks("reward")
     if not rewards:
-        return "a reward of its own"
+        return "has no reward function"
     for reward in rewards:
         runtime = inspect.signature(reward).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
-            return "a runtime"
+            return "needs a runtime"
     return ""

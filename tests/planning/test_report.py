@@ -107,11 +107,14 @@ def test_a_card_too_small_is_told_what_to_change_in_order():
     """More cards, another card; each with its rows."""
     plan = planned(gib=24, layout=mesh(fsdp=1))
     answers, (first, *lines) = as_object(plan), as_text(plan).partition("DOES NOT")[2].splitlines()
-    assert "fits 1 of these, not even one row a device." in lines[0] and "GiB too much" in first
-    titles = [line.partition(" (")[0] for line in lines if line.startswith("What would fit")]
+    assert (
+        "fits on 1 of these, not even with one trace per device." in lines[0]
+        and "GiB too much" in first
+    )
+    titles = [line.partition(" (")[0] for line in lines if line.startswith("Settings that fit")]
     assert titles == [
-        "What would fit on 8 of them",
-        "What would fit on as many b200",
+        "Settings that fit on 8 of these devices",
+        "Settings that fit on the same number of b200",
     ]
     for name in ("more_devices", "larger_card"):
         overrides = answers[name]["overrides"]
@@ -120,7 +123,7 @@ def test_a_card_too_small_is_told_what_to_change_in_order():
 
 def test_where_nothing_known_would_do_that_is_said():
     text = as_text(planned("model.preset=qwen2.5-72b", gib=0.5))
-    assert "No more, and no larger known GPUs would do." in text
+    assert "It does not fit on more of these devices, or on a larger known GPU, either." in text
 
 
 @pytest.mark.slow
@@ -175,8 +178,8 @@ def test_what_is_faster_and_fits_is_named_with_its_seconds():
     assert answers["faster"]["mesh.decode_tensor"] == 4
     assert answers["less_remat"]["model.remat"] == "selective"
     assert answers["less_remat"]["update_s"] < answers["predicted_s_by_phase"]["a100-80"]["update"]
-    assert "Faster here, and it fits: mesh.decode_tensor=4 (" in text
-    assert "model.remat=selective (updates in " in text
+    assert "Faster settings that fit: mesh.decode_tensor=4 (" in text
+    assert "model.remat=selective (update in " in text
     # With 29 GiB there is room for neither.
     tight = planned("rollout.slots=64", gib=45)
     assert tight.fits and tight.remat is None
@@ -211,9 +214,7 @@ def test_leaving_padding_out_is_weighed_on_one_device():
     assert (
         answers["less_padding"]["update_s"] < answers["predicted_s_by_phase"]["a100-80"]["update"]
     )
-    assert f"train.micro_batch_tokens={tokens} train.padding_free=true (updates in " in as_text(
-        plan
-    )
+    assert f"train.micro_batch_tokens={tokens} train.padding_free=true (update in " in as_text(plan)
     # Planned again with these keys it takes as long as predicted, and no padding is left.
     work = plan.work.by_real_tokens(tokens, padding_free=True)
     again = dataclasses.replace(plan, work=work)
@@ -233,9 +234,9 @@ def test_copies_of_the_state_are_listed_where_there_are_some():
     plain = planned()
     keys = ("optimizer.max_update_kl=0.01", "train.undo_filled_budgets=0.9")
     guarded = planned(*keys)
-    assert as_object(plain)["host_gib"] == 0.0 and "Host memory" not in as_text(plain)
+    assert as_object(plain)["host_gib"] == 0.0 and "Memory of all hosts" not in as_text(plain)
     copy = as_object(guarded)["parts_gib"]["parameters_before_update"]
     assert copy == as_object(guarded)["parts_gib"]["parameters"]
     before, after = (as_object(one)["phases_gib"]["update"] for one in (plain, guarded))
     assert after - before == pytest.approx(copy, abs=2e-3)
-    assert "Host memory, all hosts: " in as_text(guarded)
+    assert "Memory of all hosts: " in as_text(guarded)

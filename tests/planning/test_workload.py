@@ -35,7 +35,7 @@ def shape_of(*overrides, config=SEVEN):
 def test_a_released_model_is_known_by_the_name_of_its_folder(path, name):
     shape, source = shape_of(f"model.path={path}")
     assert shape == PRESETS[name]
-    assert "which is not here" in source
+    assert "because this folder does not exist" in source
 
 
 def test_a_folder_that_is_here_gives_its_own_shape(tmp_path):
@@ -151,7 +151,7 @@ def planned_lengths(*overrides):
 
 def test_without_the_data_prompts_are_as_long_as_those_of_math():
     rows = planned_lengths()
-    assert "MATH's training problems, mean 119" in rows.source
+    assert "MATH's training problems (mean 119)" in rows.source
     # Counted over all 7,498 problems; 64 of them here, in groups of 8.
     assert np.trapezoid(lengths.MATH.tokens, lengths.MATH.shares) == pytest.approx(118.2, rel=0.03)
     assert rows.prompts.mean() == pytest.approx(118.2, rel=0.2)

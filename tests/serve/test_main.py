@@ -1,5 +1,6 @@
 """The command: bad input is one line and exit code 2, SIGTERM finishes what runs, exit code 0."""
 
+import asyncio
 import json
 import re
 import signal
@@ -7,11 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from bacr_serve.__main__ import bind, is_local, main, parse, read_key
+import bacr_serve.__main__
+import bacr_serve.app
+from bacr_serve.__main__ import bind, is_local, main, parse, read_key, serve
 from serve_world import OVERRIDES, chat, make_folder
 
 MODEL = ["--model", "hf"]
@@ -105,6 +109,34 @@ def test_a_port_in_use_is_refused():
 )
 def test_which_addresses_are_of_this_machine_alone(host, expected):
     assert is_local(host) == expected
+
+
+class IdleBackend:
+    async def start(self):
+        pass
+
+    async def stop(self):
+        pass
+
+
+async def no_application(scope, receive, send):
+    raise AssertionError("no request was sent")
+
+
+def test_the_address_is_printed_when_clients_can_connect(monkeypatch):
+    connected = []
+
+    def connect_and_stop(service, listener, host):
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            connected.append(host)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(bacr_serve.__main__, "_announce", connect_and_stop)
+    monkeypatch.setattr(bacr_serve.app, "make_app", lambda service: no_application)
+    service = SimpleNamespace(backend=IdleBackend(), limits=SimpleNamespace(seconds=1))
+    with bind("127.0.0.1", 0) as listener:
+        asyncio.run(serve(service, listener, "127.0.0.1"))
+    assert connected == ["127.0.0.1"]
 
 
 @pytest.fixture

@@ -65,21 +65,21 @@ def test_tasks_are_split_by_their_text_and_say_where_they_stand(installed):
 
 
 @pytest.mark.parametrize(
-    ("task", "needs"),
+    ("task", "fault"),
     [
-        (type("T", (Task,), {"rewards": [reward, timed]})(), "a runtime"),
-        (type("T", (Task,), {"tools": ["search"]})(), "tools"),
-        (type("T", (Task,), {"NEEDS_CONTAINER": True})(), "a container"),
-        (type("T", (Task,), {"judges": ["judge"]})(), "a judge"),
-        (type("T", (Task,), {"rewards": []})(), "a reward of its own"),
-        (Task(image="box"), "a container"),
+        (type("T", (Task,), {"rewards": [reward, timed]})(), "needs a runtime"),
+        (type("T", (Task,), {"tools": ["search"]})(), "needs tools"),
+        (type("T", (Task,), {"NEEDS_CONTAINER": True})(), "needs a container"),
+        (type("T", (Task,), {"judges": ["judge"]})(), "needs a judge"),
+        (type("T", (Task,), {"rewards": []})(), "has no reward function"),
+        (Task(image="box"), "needs a container"),
     ],
 )
-def test_what_can_not_be_scored_here_is_refused(installed, task, needs):
+def test_what_can_not_be_scored_here_is_refused(installed, task, fault):
     installed([Task(0), task])
     with pytest.raises(
         UserError,
-        match=f"verifiers:doubles: .*task 1 needs {needs}, which",
+        match=f"verifiers:doubles: .*task 1 {fault}, which",
     ):
         load_questions("verifiers:doubles", DATA, 0, "train")
 

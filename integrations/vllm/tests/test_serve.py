@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openai
-import psutil
 import pytest
-from vllm_world import free_port, server_of
+from vllm_world import free_port, processes_at, server_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINES = ["embedded", "vllm"]
@@ -299,17 +298,6 @@ def running_in_vllm(url):
         lines = reply.read().decode().splitlines()
     names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
-
-
-def processes_at(port):
-    """Returns the processes of the vLLM server at a port, which this module started."""
-    parents = []
-    for process in psutil.Process().children():
-        # A process that has ended has no command line.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if {"--port", str(port)} <= set(process.cmdline()):
-                parents.append(process)
-    return [*parents, *(child for one in parents for child in one.children(recursive=True))]
 
 
 def test_a_hanging_vllm_ends_requests_and_goes_on(start, vllm_url, vllm_port):

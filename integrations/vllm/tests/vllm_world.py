@@ -13,6 +13,8 @@ import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
+
 # One process, a small KV cache, and no kernels except Triton's, which run in its interpreter.
 ENGINE = {
     "max_model_len": 512,
@@ -50,6 +52,17 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def processes_at(port):
+    """Returns the processes of the vLLM server at a port, which this process started."""
+    parents = []
+    for process in psutil.Process().children():
+        # A process that has ended has no command line.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if {"--port", str(port)} <= set(process.cmdline()):
+                parents.append(process)
+    return [*parents, *(child for one in parents for child in one.children(recursive=True))]
 
 
 @contextlib.contextmanager
