@@ -261,18 +261,21 @@ class Thinking(_Segment):
         return tuple(self.tokens)
 
     def answering(self) -> "Answering":
-        """Returns the segment for the answer that follows the thinking."""
+        """Returns the segment for the answer to the whole thinking.
+
+        The token ids to insert between them depend on whether the thinking has a closing tag.
+        """
         forced = self.rules.natural if self.by_tag else self.rules.closing
         context = (*self.prompt, *self.kept)
         return Answering(self.rules, context, forced)
 
     def answering_at(self, cut: int) -> "Answering":
-        """Returns the segment for an answer to a truncated thinking.
+        """Returns the segment for an answer to the first `cut` tokens of the thinking.
 
         The closing text is inserted between the thinking and the answer.
 
         Args:
-          cut: truncation point, as the number of thinking tokens that are kept.
+          cut: truncation point: the number of thinking tokens that are kept.
         """
         context = (*self.prompt, *self.tokens[:cut])
         return Answering(self.rules, context, self.rules.closing)

@@ -19,9 +19,10 @@ _WEIGHTS = ".safetensors"
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns a hash of a folder's config and of samples of its weights.
+    """Returns a hash that identifies the config and the weights of a folder.
 
-    The names and sizes of the weight files are hashed, too.
+    The hash covers config.json, and the name, the size and some parts of each weight file, because
+    reading all weights would be slow.
 
     Returns:
       The first 12 hexadecimal digits of the hash.

@@ -88,7 +88,7 @@ def timeouts_of(call: Call) -> Timeouts:
 
 
 def extras(budget: int | None, prompt_tokens: int) -> dict[str, int | str]:
-    """Returns the additional arguments for the vLLM plugin.
+    """Returns the request arguments (vLLM's `vllm_xargs`) from which the plugin reads the budget.
 
     Args:
       budget: thinking budget in tokens, or None for no budget.

@@ -32,8 +32,8 @@ _BUSY_LOAD = 1.5
 # Maximum length in characters of an error message, or of the last line of a process's output, in a
 # record.
 _SHOWN_CHARACTERS = 300
-# Waits for the record of a check until a deadline, given as a value of `time.monotonic()`. Returns
-# None if the check has not finished by then.
+# A function that waits for the record of a check until a deadline, a value of `time.monotonic()`.
+# It returns None if the check has not finished by then.
 NextRecord = Callable[["Check", float], Record | None]
 
 
@@ -42,7 +42,7 @@ class Check:
     """A check of the machine, which produces one `Record` when it runs.
 
     Attributes:
-      name: name of the check in the doctor's output.
+      name: name of the check in the output of `bacr doctor`.
       function: called as `function(subject, *arguments)`. It must be a module-level function,
         because it is pickled.
       arguments: additional positional arguments for the function.
@@ -77,7 +77,7 @@ class Check:
 
 
 class _Clock:
-    """A clock that computes the deadlines of checks.
+    """Computes the deadlines of checks.
 
     The time limit of each check is scaled in proportion to the limit for all checks together.
     """
@@ -169,6 +169,8 @@ def _complete_broken(
 
 def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
     """Builds the record of a check that has not finished.
+
+    The status is `broken` if the check counts as hanging, and `warn` otherwise.
 
     Args:
       check: the check.

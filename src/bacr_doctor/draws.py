@@ -1,8 +1,8 @@
 """Checks that the sampler draws tokens from the correct distribution.
 
-`checks` lists the function `draws`. Its model predicts the same known distribution after every
-prefix, so that the frequencies of sampled tokens can be tested. `paths` separately checks
-the distribution of a model with random weights.
+The check is the function `draws`. It samples from a model that predicts the same known distribution
+after every prefix, and tests the frequencies of the sampled tokens. `paths` separately checks the
+log-probabilities of a model with random weights.
 """
 
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class SampledTokens:
     answers: Int[np.ndarray, "answers steps"]
 
     def paths(self) -> dict[str, Int[np.ndarray, "n steps"]]:
-        """Returns the tokens sampled by each code path of the sampler, by the name of the path."""
+        """Returns the sampled tokens by the sampler's code path, `thinking` or `answers`."""
         return {"thinking": self.thinking, "answers": self.answers}
 
 
@@ -126,7 +126,7 @@ def draws(subject: Subject) -> Record:
 
 
 def _record(dtype: str, samples: tuple[SampledTokens, ...], problems: list[str]) -> Record:
-    """Builds the record with the token count, the smallest p-value and the temperature error.
+    """Builds the record, with the token count, the smallest p-value and the temperature error.
 
     Args:
       dtype: compute dtype of the model.
@@ -171,8 +171,8 @@ def vocabulary_of(subject: Subject) -> int:
 def evaluation_sampling(settings: EvalConfig, temperature: float) -> EvalConfig:
     """Returns the run's evaluation settings, or the defaults if they are the same as in training.
 
-    If evaluation used the training temperature without top-p sampling, the check could not detect
-    that the temperature or top-p is ignored.
+    With the training temperature and without top-p sampling, the check could not detect that the
+    evaluation settings are ignored.
 
     Args:
       settings: evaluation settings of the run.
@@ -193,10 +193,10 @@ def frequent_ids(vocabulary: int) -> Int[np.ndarray, "F"]:
 
 
 def known_logits(vocabulary: int, dtype: Any) -> PerToken:
-    """Returns logits for frequent and rare tokens, rounded to `dtype`.
+    """Returns the logits that the tested model predicts, rounded to the model's `dtype`.
 
     The logits of frequent tokens are evenly spaced and randomly permuted, so that the chi-square
-    test can detect shifted token ids and missing ranges of ids.
+    test can detect shifted token ids and missing ranges of ids. Rare tokens have equal logits.
     """
     frequent = frequent_ids(vocabulary)
     count = len(frequent)
@@ -213,7 +213,7 @@ def known_logits(vocabulary: int, dtype: Any) -> PerToken:
 
 
 def allowed_tokens(vocabulary: int) -> Bool[np.ndarray, "V"]:
-    """Returns a mask of allowed tokens that excludes the second id and one frequent id."""
+    """Returns a mask of the tokens that may be sampled: all but the id 1 and one frequent id."""
     frequent = frequent_ids(vocabulary)
     mask = np.ones(vocabulary, bool)
     middle = frequent[len(frequent) // 2]
@@ -400,7 +400,7 @@ def find_faults(sampled: SampledTokens) -> list[str]:
     """Tests whether sampled tokens follow the probabilities that they were sampled from.
 
     Args:
-      sampled: tokens that were sampled with one setting of temperature and nucleus.
+      sampled: tokens that were sampled with one temperature and one value of top-p.
 
     Returns:
       A description of each failed test, or an empty list.
@@ -438,7 +438,7 @@ def find_faults(sampled: SampledTokens) -> list[str]:
 
 
 def all_tokens(sampled: SampledTokens) -> Int[np.ndarray, "n"]:
-    """Returns the tokens of both paths as a flat array."""
+    """Returns the thinking and answer tokens as a flat array."""
     return np.concatenate([tokens.ravel() for tokens in sampled.paths().values()])
 
 
@@ -463,11 +463,10 @@ def chi_square(tokens: Int[np.ndarray, "..."], probabilities: PerToken) -> float
 
 
 def cells_of(expected: PerToken) -> Int[np.ndarray, "V"]:
-    """Assigns each token id to a cell of the chi-square test.
+    """Groups token ids into cells for the chi-square test.
 
-    A chi-square test needs a sufficient expected count in each cell. An id with a sufficient
-    expected count has a separate cell. Other ids are merged with their neighbours until the
-    expected count of the cell is sufficient.
+    The test needs an expected count of at least `_LEAST_EXPECTED` in each cell. An id that reaches
+    this count has a separate cell. Other ids are merged into cells that reach it together.
 
     Args:
       expected: expected count of each token id.
@@ -557,12 +556,16 @@ def temperature_ratio(tokens: Int[np.ndarray, "n"], probabilities: PerToken) -> 
 
 
 def agreement_fault(sequences: Int[np.ndarray, "n T"], probabilities: PerToken) -> str:
-    """Tests whether sequences agree at as many positions as independent sequences would.
+    """Tests whether sequences were sampled independently, by their number of equal tokens.
 
     Sequences agree at too many positions if they share random numbers. The number of positions at
     which two independent sequences agree has a binomial distribution. A one-sided test checks the
     pair with the most agreements, with a Bonferroni correction for all pairs. A two-sided test
     checks the total number of agreements in disjoint pairs of adjacent sequences.
+
+    Args:
+      sequences: n sequences of T token ids.
+      probabilities: probability of each token id.
 
     Returns:
       A description of the fault, or an empty string if both tests pass.

@@ -232,11 +232,11 @@ def _sharing_problems(folder: Path) -> list[str]:
 
 
 def _grading_problems(grader: Grader, answers: Mapping[str, bool]) -> list[str]:
-    """Grades answers against _GOLD.
+    """Checks the grader's verdicts on answers to a question whose correct answer is `_GOLD`.
 
     Args:
       grader: the grader to test.
-      answers: whether each answer is correct, by the answer.
+      answers: maps each answer to True if it is correct.
 
     Returns:
       A description of each answer with a wrong verdict.
@@ -289,7 +289,7 @@ def _model_folder(subject: Subject) -> Path | None:
 
 
 def model(subject: Subject) -> Record:
-    """Checks the model folder: manifest checksums, file headers and tensor shapes."""
+    """Checks the model folder: checksums (manifest or Hub), file headers and tensor shapes."""
     folder = _model_folder(subject)
     if folder is None:
         return _NO_FOLDER

@@ -61,8 +61,8 @@ def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -
     Args:
       trial: the tiny run that computed the log-probabilities.
       batch: the batch with the sampled tokens.
-      thinking: log-probabilities of the thinking tokens, [B, T].
-      answers: log-probabilities of the answer tokens, [B, K, A].
+      thinking: log-probabilities of the thinking tokens, [traces, tokens].
+      answers: log-probabilities of the answer tokens, [traces, truncation points, tokens].
     """
     dtype = trial.policy.learner.dtype.name
     params = reference.to_float64(trial.params)
@@ -146,10 +146,10 @@ def mismatch(subject: Subject) -> Record:
 
 
 def _surrogate(trial: Trial, params: Params, batch: Batch) -> float:
-    """Computes the policy-gradient loss at importance ratio 1, with reference log-probabilities.
+    """Computes the policy-gradient loss in float64 from the log-probabilities of `reference`.
 
     The loss is the sum of -advantage x log-probability over all sampled tokens, divided by their
-    number.
+    number. Its gradient is the policy gradient at importance ratio 1.
     """
     float64_params = reference.to_float64(params)
     thinking, answers = trial.expected(float64_params, batch)
@@ -271,10 +271,10 @@ def _leaf_steps(
 
 
 def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Record:
-    """Compares gradients with the NumPy reference and optimizer steps with Adam.
+    """Checks the gradients and the optimizer step of one update for each parameter array.
 
-    For each parameter array, the gradient's component along a random direction must equal a finite
-    difference of the reference loss.
+    The gradient's component along a random direction must equal a finite difference of the loss
+    computed by the NumPy reference. The step must be the one that Adam computes from the gradient.
 
     Args:
       subject: the run for which the machine is checked.

@@ -64,7 +64,7 @@ def _fastest_seconds(run: Callable[[], Any]) -> float:
 
 
 def data_sheet(subject: Subject) -> Device | None:
-    """Returns the data sheet for the --device option or for the first device of this machine.
+    """Returns the data sheet of the device that --device names, or of this machine's first device.
 
     If several data sheets match the device's name, the one with the closest memory size is
     returned. The result is None if no data sheet matches.
@@ -250,7 +250,7 @@ def rates(subject: Subject) -> Record:
 
 
 def additions(subject: Subject) -> Record:
-    """Measures the speed of scatter-add on a GPU, as in the gradient of the embedding."""
+    """Measures the speed of scatter-add on a GPU, which the gradient of the embedding uses."""
     if jax.default_backend() != "gpu":
         return Record("ok", "no GPU: additions are not parallel")
     rows = jnp.ones((_ADDED_ROWS, _WIDTH), jnp.float32)
@@ -276,8 +276,8 @@ def additions_record(times: Mapping[str, float], reads: float) -> Record:
     """Builds the record of the `additions` check. The status is `warn` if scatter-add is slow.
 
     Args:
-      times: time in seconds to add all rows into one row (`one_row`) and into all rows of the array
-        (`all_rows`).
+      times: time in seconds to add many rows to one row of an array (`one_row`), and to add them
+        to all rows in turn (`all_rows`).
       reads: the longer of these times, as a multiple of the time to read the added rows once.
     """
     one_row_ms = 1e3 * times["one_row"]

@@ -77,7 +77,10 @@ def to_float64(params: Params) -> Params:
 
 
 def budget_embedding(params: Params, budget: int) -> Float[np.ndarray, "D"]:
-    """Computes the budget embedding phi(b) = W2 SiLU(W1 s(b)) (Eq. 2)."""
+    """Computes the budget embedding phi(b) = W2 SiLU(W1 s(b)) of a budget b (Eq. 2).
+
+    s(b) contains the sine and cosine of b times each of several frequencies.
+    """
     w1 = params["w1"]
     w2 = params["w2"]
     width = w1.shape[0]
@@ -143,7 +146,7 @@ def _attention(
     positions: Positions,
     config: Qwen2Config,
 ) -> States:
-    """Applies RMSNorm and computes causal attention from some query positions to all positions."""
+    """Applies RMSNorm to `x`, then computes causal attention at the query positions `positions`."""
     all_positions = np.arange(len(x))
     y = _norm(x, layer["attention_norm"], config.rms_norm_eps)
     q = _heads(layer, "q", y[positions], config)
@@ -172,11 +175,7 @@ def _heads(
     x: States,
     config: Qwen2Config,
 ) -> Heads:
-    """Projects hidden states to queries, keys or values and splits the result into heads.
-
-    Args:
-      name: `q`, `k` or `v`.
-    """
+    """Projects hidden states to queries, keys or values (`name` is q, k or v), split into heads."""
     kernel = layer[f"{name}_kernel"]
     bias = layer[f"{name}_bias"]
     projected = x @ kernel + bias
@@ -191,13 +190,13 @@ def _mlp(layer: Params, y: States) -> States:
 
 
 def _norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
-    """Computes the RMS norm over the last axis."""
+    """Divides `x` by its root mean square over the last axis, and multiplies it by `scale`."""
     mean_square = (x * x).mean(-1, keepdims=True)
     return x / np.sqrt(mean_square + eps) * scale
 
 
 def _rotate(x: Heads, positions: Positions, theta: float) -> Heads:
-    """Applies rotary position embeddings. Dimension i is paired with i + H/2 in each head."""
+    """Applies rotary embeddings, which pair dimensions i and i + H/2 of a head of width H."""
     half = x.shape[-1] // 2
     exponents = -np.arange(half) / half
     angle = positions[:, None, None] * theta**exponents

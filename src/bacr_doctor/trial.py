@@ -213,7 +213,8 @@ class Trial:
           batch: the batch with the sampled tokens.
 
         Returns:
-          Log-probabilities of thinking tokens, [B, T], and of answer tokens, [B, K, A].
+          Log-probabilities of thinking tokens, [traces, tokens], and of answer tokens, [traces,
+          truncation points, tokens].
         """
         score = functools.partial(
             reference.logprobs,
@@ -265,10 +266,10 @@ class Trial:
 
 @functools.cache
 def make_trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> Trial:
-    """Builds a tiny run with the head shape, kernels, remat and layer scan of the run to check.
+    """Builds a tiny run with the attention heads, kernels, remat and layer scan of a given run.
 
     Args:
-      subject: the run for which the machine is checked.
+      subject: the given run, for which the machine is checked.
       dtype: compute dtype. With float32, the default attention kernels are used, because the
         kernels of the run may not support float32.
       devices: number of devices over which the parameters and the batch are sharded.

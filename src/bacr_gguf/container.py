@@ -126,8 +126,8 @@ class _HeaderReader:
         """Reads values according to a `struct` format string.
 
         Raises:
-          GgufError: if the header ends first. `struct` checks the size before it allocates any
-            values, so a wrong count fails immediately.
+          GgufError: if the header ends before the last value. `struct` checks the size before it
+            allocates memory, so a wrong count fails immediately.
         """
         try:
             values = struct.unpack_from("<" + codes, self.header, self.position)
@@ -149,7 +149,7 @@ class _HeaderReader:
         """Reads the type and the value of a setting. An array is returned as a tuple.
 
         Raises:
-          GgufError: if the type is unknown, or if the header ends first.
+          GgufError: if the type is unknown, or if the header ends before the value does.
         """
         (kind,) = self.take("I")
         if kind != _ARRAY:
@@ -159,7 +159,7 @@ class _HeaderReader:
         return self._values(kind, count)
 
     def _values(self, kind: int, count: int) -> tuple[Any, ...]:
-        """Reads `count` values whose type has the GGUF number `kind`."""
+        """Reads `count` values of the type with the number `kind` in the GGUF format."""
         if kind == _TEXT:
             # If the count is too large, this loop soon reaches the end of the header and raises an
             # error, because each string takes at least eight bytes.

@@ -107,10 +107,11 @@ def _tokenizer_config(
 
 
 def _turn_ends(token_ids: dict[str, int]) -> dict[str, Any]:
-    """Returns the `eos_token_id` entry of generation_config.json: the ids of eos, eot and eom.
+    """Returns the `eos_token_id` entry of generation_config.json.
 
-    A single id is written as a number, because other libraries expect this. The entry is omitted if
-    the file has none of these tokens.
+    It contains the ids of the tokens that end a turn (eos, eot and eom). A single id is written as
+    a number, because other libraries expect this. Returns an empty dict if the file has no such
+    token.
     """
     names = ("eos", *tokenizer.TURN_ENDS)
     ends = list(dict.fromkeys(token_ids[name] for name in names if name in token_ids))

@@ -40,11 +40,10 @@ _LLAMA_3 = "llama-bpe"
 
 
 def _cl100k(digits: str) -> list[Any]:
-    """Builds the pre-tokenizers of cl100k.
+    """Builds the pre-tokenizers of cl100k, which split a text into pieces before BPE is applied.
 
     Args:
-      digits: regular-expression quantifier for the number of digits in a piece, for example
-        `{1,3}`.
+      digits: regular-expression quantifier for the number of digits in a piece, such as `{1,3}`.
     """
     pattern = tokenizers.Regex(_CL100K.replace("DIGITS", digits))
     return [
@@ -167,7 +166,7 @@ def _added_tokens(vocab: dict[str, int], types: tuple[int, ...]) -> list[tokeniz
 
 
 def _special_ids(file: GgufFile, texts: tuple[str, ...], vocab: dict[str, int]) -> dict[str, int]:
-    """Returns the ids of the special tokens that the file defines, by their name in this package.
+    """Returns the ids of the special tokens that the file defines, by name (see `_SPECIAL`).
 
     Raises:
       GgufError: if an id is outside the vocabulary or belongs to an unused token.

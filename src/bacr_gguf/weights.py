@@ -89,7 +89,7 @@ def _source_name(entry: Entry) -> str:
 
 
 def _check_settings(file: GgufFile, kind: str) -> None:
-    """Checks that the file contains no settings that change the computation of the model.
+    """Rejects a file with settings that change the model's computation in an unsupported way.
 
     Raises:
       GgufError: if a setting is not supported, for example scaled RoPE or a sliding window.
@@ -201,11 +201,11 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
 
 
 def tied(file: GgufFile) -> GgufFile:
-    """Returns the file of a model whose output matrix is its embedding.
+    """Returns the header without the output matrix, for a model that ties it to the embedding.
 
     llama.cpp can quantise the embedding of a tied model twice, with different types, and store one
     result as the output matrix. Both matrices then differ by quantisation alone. The one with more
-    bytes is kept, because it is closer to the values before quantisation.
+    bytes is used as the embedding, because it is closer to the values before quantisation.
 
     Raises:
       UserError: if the file has no output matrix, or if it differs by more than quantisation.

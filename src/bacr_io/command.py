@@ -108,8 +108,8 @@ def refusal(error: UserError | OSError) -> int:
     """Prints the message of an error that the user can correct, and returns the exit code.
 
     Args:
-      error: invalid input, of which each message is a line, or an error of the operating system
-        about a file or a full disk.
+      error: a `UserError`, which may contain several messages, or an `OSError` about a file or a
+        full disk.
 
     Raises:
       OSError: `error` itself if it concerns neither a file nor a full disk.
@@ -208,8 +208,8 @@ def _prepare_streams() -> None:
 def _code_after_error(error: UserError | OSError) -> int:
     """Prints an error and returns the exit code.
 
-    Nothing is printed if the reader of stdout has closed the pipe. Any other broken pipe is
-    re-raised.
+    Nothing is printed if the reader of stdout has closed the pipe. A `BrokenPipeError` of another
+    pipe is re-raised.
     """
     is_unread = isinstance(error, BrokenPipeError) and _is_unread()
     code = UNREAD if is_unread else refusal(error)

@@ -50,7 +50,7 @@ class DuplicateName(NotJson):
 def expand_home(path: str | Path) -> Path:
     """Expands environment variables such as $HOME, and a leading ~ or ~USER, in a path.
 
-    A file whose name contains a dollar sign is found under its own name if no such variable exists.
+    A dollar sign is kept if no such variable exists, but a file with this name does.
 
     Raises:
       ValueError: if a variable is not set or the user does not exist.
@@ -74,7 +74,7 @@ def _value_of(match: re.Match[str]) -> str:
 
 
 def nearest(path: Path, otherwise: str) -> str:
-    """Suggests an existing file with a similar name in the same folder, or returns `otherwise`."""
+    """Returns a path in the folder of the missing `path` with a similar name, or `otherwise`."""
     try:
         names = [entry.name for entry in path.absolute().parent.iterdir()]
     except OSError:

@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
       argv: the arguments without the program name; None uses `sys.argv`.
 
     Returns:
-      The arguments. `config` is resolved to a path if the name of a shipped study was passed.
+      The parsed arguments. `config` is a path, even if the name of a shipped study was passed.
 
     Raises:
       UserError: if `--config` does not exist or `--jobs` is below 1.
@@ -169,7 +169,7 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
     from bacr_jax.training.checks import begun_data, with_available_sets, with_local_model
 
     def check_run(config: Config) -> None:
-        """Checks the model and the data sets of one config."""
+        """Raises a `UserError` if the model or a data set of the config cannot be loaded."""
         model = with_local_model(config.model, download=False)
         begun = begun_data(config.output)
         data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
@@ -194,7 +194,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     Runs nothing if `--report` was passed.
 
     Returns:
-      The exit code: 0 on success, `STOPPED` if a signal stopped the study, and 1 if any run failed.
+      The exit code: 0 on success, 75 (`STOPPED`) if a signal stopped the study, 1 if a run failed.
     """
     # Imported here because the module imports JAX, which `--help` and `--list` do not need.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler

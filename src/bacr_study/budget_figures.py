@@ -1,4 +1,7 @@
-"""Draws the figures of a study about the use of budgets: swap table and free curve."""
+"""Draws the figures that show whether trained policies use their thinking budget.
+
+`budget_use` computes the numbers, and defines the swap table and the free curve drawn here.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +17,9 @@ _ACCURACY = Axis("accuracy (%)", low=0.0)
 
 
 def free_series(style: Series, points: Sequence[Mapping[str, Any]]) -> Series:
-    """Creates the curve of the policy before training by tokens used.
+    """Creates the curve of accuracy against tokens used, for the policy before training.
+
+    The number of tokens varies because the thinking is truncated at several points.
 
     Args:
       style: the style of the policy before training.
@@ -82,7 +87,10 @@ def _swap_chart(title: str, entry: Mapping[str, Any]) -> Chart:
 
 
 def _swap_series(entry: Mapping[str, Any]) -> Iterator[Series]:
-    """Yields each input budget's curve and, filled, its point at the equal truncation point."""
+    """Yields the curve of each input budget, followed by a filled marker on this curve.
+
+    The marker is at the truncation point that equals the input budget.
+    """
     budgets = entry["budgets"]
     for index, budget in enumerate(budgets):
         by_cut = entry["accuracy"][str(budget)]

@@ -1,4 +1,7 @@
-"""Creates the tables of a study about the use of budgets: free curve and swap table."""
+"""Creates the tables that show whether trained policies use their thinking budget.
+
+`budget_use` computes the numbers, and defines the swap table and the free curve shown here.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,10 +13,10 @@ from bacr_study.spec import MEAN, Study
 
 
 def free_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table that compares trained policies with the untrained policy, truncated early.
+    """Yields the table that compares trained policies with the policy before training.
 
-    The difference in accuracy is measured at equal mean numbers of tokens. Yields nothing if the
-    study does not name the policy before training.
+    The thinking of the policy before training is truncated so early that both policies use the same
+    mean number of tokens. Yields nothing if the study does not name the policy before training.
     """
     names = items.row_names(study)
     rows: list[list[Item]] = []
@@ -107,7 +110,10 @@ def _gain_table(results: Results, study: Study) -> Table:
 
 
 def _extreme_lengths(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the difference in length between the largest and the smallest input budget."""
+    """Returns the difference in thinking tokens between the largest and smallest input budgets.
+
+    The result is one of the `lengths` in an entry of `swap` in results.json; None if it is missing.
+    """
     budgets = entry["budgets"]
     for length in entry["lengths"]:
         if length["budget"] == budgets[-1] and length["less"] == budgets[0]:
@@ -116,9 +122,10 @@ def _extreme_lengths(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _swap_table(study: Study, name: str, entry: Mapping[str, Any]) -> Table:
-    """Creates an arm's swap table: accuracy by the budget as input and by the truncation point.
+    """Creates the swap table of an arm (a method with its settings).
 
-    An arm is a method with its settings.
+    It contains the accuracy by the budget that the policy receives as input (rows) and by the
+    number of tokens after which its thinking is truncated (columns).
     """
     cuts = list(map(str, entry["budgets"]))
     rows: list[list[Item]] = []
@@ -148,7 +155,7 @@ def _swap_table(study: Study, name: str, entry: Mapping[str, Any]) -> Table:
 
 
 def _file_name(variant: str) -> str:
-    """Returns the key of a variant (`arm` or `arm.value`), with dots replaced for a file name."""
+    """Returns the key of a variant (`arm` or `arm.value`), with dots replaced by underscores."""
     return variant.replace(".", "_")
 
 

@@ -1,7 +1,9 @@
-"""Tests whether policies use their budget and beat the untrained policy with truncated thinking.
+"""Tests whether trained policies use their budget and beat the policy before training.
 
-`results` calls this module, and `budget_tables` and `budget_figures` show its records. Both
-analyses pair seeds and problems, as the other differences of a study do.
+The first test uses swap tables: the accuracy for every pair of a budget as input and a number of
+tokens after which the thinking is truncated. The second test uses the free curve: the accuracy of
+the policy before training if its thinking is truncated early. `results` calls this module, and
+`budget_tables` and `budget_figures` show its records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +25,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class _SwapTable:
-    """The swap table of one run: results by the budget as input and by the truncation point.
+    """The results of one run by the budget as input and by the truncation point (in tokens).
 
     Attributes:
-      budgets: the budgets, which are inputs and truncation points, in ascending order.
-      rates: fraction of correct samples by problem, budget as input and truncation point.
-      thinking: mean thinking tokens by budget as input, with the largest budget as limit.
+      budgets: the B budgets in ascending order. Each is used as input and as truncation point.
+      rates: fraction of correct samples, [problems, input budgets, truncation points].
+      thinking: mean thinking tokens for each input budget, truncated at the largest budget.
     """
 
     budgets: list[int]
@@ -40,11 +42,11 @@ class _SwapTable:
 class _FreeCurve:
     """The free curve: results of the policy before training if its thinking is truncated early.
 
-    It has K truncation points in ascending order of tokens.
+    The K truncation points are sorted by the mean number of tokens used.
 
     Attributes:
-      rates: fraction of correct samples by problem and truncation point.
-      tokens: mean tokens used at each truncation point.
+      rates: fraction of correct samples, [problems, truncation points].
+      tokens: mean number of tokens used at each truncation point, in ascending order.
     """
 
     rates: Float[np.ndarray, "n K"]
@@ -56,14 +58,15 @@ class _Distance:
     """The difference between a trained run and the free curve at the same mean number of tokens.
 
     The free curve is the accuracy of the policy before training if its thinking is truncated early.
-    The difference is at one budget of the trained run, or a mean over budgets.
+    The difference is measured at one budget of the trained run, or averaged over budgets.
 
     Attributes:
-      difference: difference in the fraction of correct samples for each problem.
-      tokens: mean tokens that the cell uses.
-      accuracy: mean accuracy of the cell.
-      free_accuracy: mean accuracy of the free curve at the same tokens.
-      inside: True if the tokens lie between the ends of the curve.
+      difference: fraction of correct samples of the trained run minus the fraction of the free
+        curve, for each problem.
+      tokens: mean number of tokens that the trained run uses.
+      accuracy: mean accuracy of the trained run.
+      free_accuracy: accuracy of the free curve at this number of tokens.
+      inside: True if `tokens` lies between the ends of the free curve.
     """
 
     difference: Float[np.ndarray, "n"]
@@ -79,17 +82,19 @@ class _Distance:
 def swaps(grid: Grid) -> list[Record]:
     """Tests for every method with swap tables whether the policy uses the budget that it receives.
 
-    A swap table contains the accuracy for every pair of a budget as input and a number of tokens
-    after which the thinking is truncated. The gain of a truncation is the accuracy with the same
-    budget as input, minus the mean accuracy with the other budgets as input at the same truncation.
+    A swap table contains the accuracy for every pair of a budget as input and a truncation point,
+    the number of tokens after which the thinking is truncated. The gain at a truncation point is
+    the accuracy with the same budget as input, minus the mean accuracy with the other budgets.
 
     Returns:
-      Records with the fields `task`, `set`, `mode`, `variant` and `budgets`, and:
-        accuracy: mean accuracy over seeds, by input budget and then by truncation.
-        thinking: mean thinking tokens by input budget, with the largest budget as limit.
-        gains: by truncation and for `MEAN`, the fields of `statistics.Contrast`.
-        lengths: records with `budget`, `less` and an estimate over seeds of the difference in
-          thinking tokens between two input budgets.
+      Records with the fields `task`, `set` (evaluation set), `mode` (sampled or greedy), `variant`
+      (key of the arm and its swept value), `budgets` and:
+        accuracy: mean accuracy over seeds, by input budget and then by truncation point.
+        thinking: mean thinking tokens by input budget, truncated at the largest budget.
+        gains: the gain as the fields of `statistics.Contrast`, by truncation point, and its mean
+          over them under the key `MEAN`.
+        lengths: for each pair of input budgets (`budget` and `less`), an estimate over seeds of the
+          difference in thinking tokens.
     """
     records = []
     for task in grid.study.tasks:
@@ -111,8 +116,8 @@ def swaps(grid: Grid) -> list[Record]:
 def _swap_tables(cells: Sequence[Cell], task: Task, mode: str) -> list[_SwapTable]:
     """Returns the swap table of each run.
 
-    A swap table contains results by the budget as input and by the truncation point. The result is
-    empty if a run has no swap table, or if the budgets of the runs differ.
+    A swap table contains results by the budget as input and by the truncation point. Returns an
+    empty list if any run has no swap table, or if the budgets of the runs differ.
     """
     tables: list[_SwapTable] = []
     for cell in cells:
@@ -147,7 +152,7 @@ def _swap_table(cell: Cell, name: str, mode: str) -> _SwapTable | None:
 
 
 def _swap_record(tables: Sequence[_SwapTable]) -> Record:
-    """Returns the entry of `swaps` for one method, computed from a swap table per seed."""
+    """Returns a method's record in the result of `swaps`, given its swap table for each seed."""
     budgets = tables[0].budgets
     return {
         "budgets": budgets,
@@ -222,8 +227,8 @@ def free_distances(grid: Grid) -> list[Record]:
 
     An arm is a method with its settings. The accuracy of the policy before training is interpolated
     linearly between its truncation points, at the mean number of tokens that the arm uses. A
-    trained arm saves tokens only if it is above this free curve. The means of tokens are treated as
-    known.
+    trained arm saves tokens only if it is above this free curve. The test ignores the sampling
+    error of the mean number of tokens.
 
     Returns:
       Records with the fields `task`, `set`, `budget` (or `MEAN`), `variant`, `tokens`, `accuracy`,
@@ -258,14 +263,14 @@ def free_distances(grid: Grid) -> list[Record]:
 def _distances(
     cells: Sequence[Cell], untrained: Mapping[int, Cell], task: Task
 ) -> dict[str, list[_Distance]]:
-    """Returns the differences between an arm and the free curve, one per seed, for each budget.
+    """Returns the differences between a method and the free curve, one per seed, for each budget.
 
-    An arm is a method with its settings. The free curve is the accuracy of the policy before
-    training if its thinking is truncated early. The key `MEAN` contains the mean over budgets.
+    The free curve is the accuracy of the policy before training if its thinking is truncated early.
+    The key `MEAN` contains the mean over budgets.
 
     Args:
-      cells: cells of the arm. Seeds without the policy before training are left out.
-      untrained: cell of the policy before training, by seed.
+      cells: results of the method's runs. Seeds that are not in `untrained` are left out.
+      untrained: results of the policy before training, by seed.
       task: the task.
     """
     by_budget: dict[str, list[_Distance]] = {}
@@ -288,10 +293,11 @@ def _distances(
 
 
 def _points(cell: Cell, task: Task) -> list[Mapping[str, Any]]:
-    """Returns the entries of the policy before training at its truncation points.
+    """Returns the results of the policy before training at each truncation point.
 
-    These are the truncation points of the largest budget if they were evaluated, and otherwise the
-    evaluated budgets, because the budget as input has no effect before training.
+    If only one input budget was evaluated with truncation, its truncation points are used.
+    Otherwise the evaluated budgets are used as truncation points. This is valid because the budget
+    as input has no effect before training.
     """
     by_mode = cell.truncated.get(task.main, {})
     by_input = by_mode.get(SAMPLED, {})
@@ -321,13 +327,13 @@ def _free_curve(cell: Cell, task: Task) -> _FreeCurve | None:
 
 
 def curve_weights(tokens: float, curve_tokens: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
-    """Returns the weights of a curve's points in its linear interpolation at a number of tokens.
+    """Returns the weight of each point of a curve in a linear interpolation.
 
     Beyond the ends of the curve, the point at the end has weight 1.
 
     Args:
-      tokens: number of tokens.
-      curve_tokens: tokens of the points, in ascending order.
+      tokens: number of tokens (x coordinate) at which the curve is interpolated.
+      curve_tokens: number of tokens of each of the K points, in ascending order.
     """
     unit_vectors = np.eye(len(curve_tokens))
     weights = [np.interp(tokens, curve_tokens, vector) for vector in unit_vectors]
@@ -357,7 +363,7 @@ def _distance(cell: Cell, name: str, budget: str, curve: _FreeCurve) -> _Distanc
 
 
 def _mean_distance(distances: Sequence[_Distance]) -> _Distance:
-    """Averages distances over budgets or over seeds."""
+    """Averages each field of the distances. `inside` is True if it is True for all of them."""
     differences = [one.difference for one in distances]
     tokens = [one.tokens for one in distances]
     accuracies = [one.accuracy for one in distances]
@@ -372,7 +378,7 @@ def _mean_distance(distances: Sequence[_Distance]) -> _Distance:
 
 
 def _distance_record(distances: Sequence[_Distance]) -> Record | None:
-    """Tests the distances of all seeds against 0; None if they can't be tested."""
+    """Tests whether the mean distance over seeds differs from 0; None if it can't be tested."""
     differences = [one.difference for one in distances]
     contrast = crossed_test(np.stack(differences))
     if contrast is None:
@@ -388,12 +394,12 @@ def _distance_record(distances: Sequence[_Distance]) -> Record | None:
 
 
 def free_curves(grid: Grid) -> dict[str, list[Record]]:
-    """Averages the policy before training over seeds at each truncation point.
+    """Averages the accuracy of the policy before training over seeds at each truncation point.
 
     Returns:
-      By task, records in the order of truncation points with `cut`, `tokens` (mean tokens used) and
-      the fields of an estimate of the accuracy over seeds. Tasks are left out if a seed of the
-      policy before training was evaluated at the task's budgets only.
+      For each task, records in ascending order of truncation points. The fields are `cut` (the
+      truncation point in tokens), `tokens` (mean tokens used) and the fields of an `Estimate` of
+      the accuracy. A task is left out if any seed was evaluated without truncation points.
     """
     curves: dict[str, list[Record]] = {}
     if not grid.study.before:
@@ -412,7 +418,7 @@ def free_curves(grid: Grid) -> dict[str, list[Record]]:
 
 
 def _mean_curve(by_seed: Sequence[Record]) -> list[Record]:
-    """Averages entries by truncation point over seeds."""
+    """Averages the results at each truncation point over seeds."""
     points = []
     for cut in sorted(by_seed[0], key=int):
         entries = [by_cut[cut] for by_cut in by_seed]

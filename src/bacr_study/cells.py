@@ -67,12 +67,11 @@ class Cell:
       generated_tokens: number of tokens generated during training.
       wall_seconds: wall-clock training time in seconds. The time of a shared warm-up is counted in
         the run that performed it.
-      sets: for each evaluation set, decoding mode and budget, the values of `NUMBERS` and
-        `correct`, a string with one base-36 digit per problem: the number of correct samples.
-      samples: number of samples per problem, for each decoding mode.
-      problems_digest: digest of the problem ids, for each evaluation set.
-      levels_of: string with one digit per problem, the problem's difficulty level, for each
-        evaluation set.
+      sets: results by evaluation set, decoding mode and budget: the values of `NUMBERS`, and
+        `correct`, a string with one base-36 digit per problem, its number of correct samples.
+      samples: number of samples per problem, by decoding mode.
+      problems_digest: digest of the problem ids, by evaluation set.
+      levels_of: difficulty levels by evaluation set, as a string with one digit per problem.
       curve: training curve as a list of records with `step`, `tokens`, `seconds`, `reward` and
         `accuracy`. Newer cells also have `closed_answers`, `forced_share` and `entropy`.
       schedule: curriculum as a list of records with `step` and `groups`; empty without a
@@ -107,7 +106,7 @@ class Cell:
     )
 
     def entry(self, name: str, mode: str, budget: str) -> dict[str, Any] | None:
-        """Returns the numbers for a set, decoding mode and budget; None if not evaluated."""
+        """Returns the results for a set, decoding mode and budget; None if not evaluated."""
         by_mode = self.sets.get(name, {})
         by_budget = by_mode.get(mode, {})
         return by_budget.get(budget)
@@ -120,7 +119,7 @@ class Cell:
         return self.rates_of(entry["correct"], mode)
 
     def rates_of(self, digits: str, mode: str) -> Float[np.ndarray, "n"]:
-        """Returns the fraction of correct samples for each problem, from an entry's `correct`."""
+        """Converts an entry's `correct` string to the fraction of correct samples per problem."""
         counts = [int(digit, _BASE) for digit in digits]
         return np.array(counts, np.float64) / self.samples[mode]
 
@@ -133,7 +132,7 @@ class Cell:
 
 
 def ids_digest(ids: Sequence[str]) -> str:
-    """Returns the digest of a list of problem ids that `Cell.problems_digest` stores.
+    """Returns the digest of a list of problem ids, which `Cell.problems_digest` stores.
 
     The digest depends on the order of the ids.
     """
@@ -320,7 +319,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """The stored results of a study's finished runs, with methods that compute means and tests."""
+    """The stored results of a study's finished runs, with methods that compute means and tests.
+
+    Attributes:
+      study: the study.
+      cells: the stored results of each finished run, by the id of the run.
+    """
 
     study: Study
     cells: Mapping[str, Cell]
@@ -343,7 +347,7 @@ class Grid:
     def keys(self, where: Setting) -> list[str]:
         """Returns the keys of the budgets that a setting covers.
 
-        `MEAN` covers all budgets of the task, and any other key covers only itself.
+        These are all budgets of the task if `where.budget` is `MEAN`, and otherwise only this one.
         """
         if where.budget != MEAN:
             return [where.budget]
@@ -400,7 +404,7 @@ class Grid:
         """Tests the difference in accuracy between two variants, paired by seed and problem.
 
         A variant is an arm (a method with its settings) at one of its swept values. The accuracy of
-        `less` is subtracted from the accuracy of `of`. The result is as for `contrast`.
+        `less` is subtracted from the accuracy of `of`. Returns the same fields as `contrast`.
         """
         return self.contrast([(of, where, 1.0), (less, where, -1.0)])
 

@@ -1,6 +1,7 @@
-"""Collects information about a study's runs that their cells do not store.
+"""Collects information about a study's runs that is not part of their stored results (cells).
 
-This covers a few config keys of each arm, and the problems in generated data sets.
+This covers a few config keys of each arm (a method with its settings), and the problems in
+generated data sets.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems of a generated evaluation set.
+    """The problems of a generated evaluation set. Several rows may contain the same problem.
 
     Attributes:
       levels: difficulty level of each row.
@@ -103,7 +104,7 @@ def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
 
 
 def _counted(question_set: QuestionSet) -> Problems:
-    """Counts the rows and the distinct problems in a set, in total and per level."""
+    """Returns the levels, the digest and the counts of the problems in a question set."""
     questions = np.array(question_set.questions)
     levels = question_set.levels
     by_level = {}
@@ -128,7 +129,8 @@ def _row_counts(questions: Sequence[str]) -> dict[str, int]:
 def with_sets(study: Study, runs: Sequence[PlannedRun]) -> Study:
     """Returns the study with the fields `main` and `hard` of each task filled in.
 
-    The main evaluation set of a task is the first one that the task, or else its config, lists.
+    The main evaluation set is the first one in the task's `data`, or in its config if `data` is
+    empty.
     """
     sets_of_config = {run.task: run.config.data.eval for run in runs}
     tasks = []

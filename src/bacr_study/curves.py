@@ -1,6 +1,7 @@
 """Averages training curves over seeds.
 
-Covers rewards, held-out accuracies, the time until an accuracy is reached, and curricula.
+The curves are rewards, held-out accuracies and curricula. This module also measures the time that
+training takes to reach an accuracy.
 """
 
 import itertools
@@ -27,7 +28,7 @@ Points = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
 
 
 def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dict[int, Points]:
-    """Extracts one column of the training curves for each seed. Untrained runs are skipped.
+    """Returns the training curve of one metric for each seed. Untrained runs are skipped.
 
     Args:
       grid: the stored results of the study's runs.
@@ -38,7 +39,7 @@ def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dic
         skipped.
 
     Returns:
-      The points of the curve, by seed.
+      The x and y coordinates of the curve, by seed.
     """
     by_seed = {}
     for cell in grid.of(task.id, variant):
@@ -53,11 +54,11 @@ def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dic
 
 
 def _binned(points: Points, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
-    """Returns the mean y in each bin, with NaN for empty bins.
+    """Returns the mean y of a curve's points in each of K bins along x, with NaN for empty bins.
 
     Args:
-      points: the curve.
-      edges: the K + 1 bin edges, in increasing order. Points outside of them are ignored.
+      points: the x and y coordinates of the curve.
+      edges: the N = K + 1 bin edges, in increasing order. Points outside of them are ignored.
     """
     x, y = points
     bins = len(edges) - 1
@@ -92,10 +93,10 @@ def _band(x: Iterable[float], by_seed: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _rewards(runs: Sequence[Points]) -> dict[str, list[Any]]:
-    """Returns the mean reward in equal bins along the x axis.
+    """Averages the rewards of several seeds in equal bins along the x axis.
 
-    The last bin ends where the shortest run ends. Beyond that, the mean would only cover some of
-    the seeds.
+    The last bin ends where the shortest run ends, because the mean would only cover some of the
+    seeds beyond this point. Returns the fields described in `_band`.
     """
     most_points = max(len(x) for x, _ in runs)
     end = min(x[-1] for x, _ in runs)
@@ -106,9 +107,9 @@ def _rewards(runs: Sequence[Points]) -> dict[str, list[Any]]:
 
 
 def _accuracies(runs: Sequence[Points]) -> dict[str, list[Any]] | None:
-    """Returns the mean held-out accuracy over the range of x that all runs cover.
+    """Averages the held-out accuracies of several seeds over the range of x that all runs cover.
 
-    Returns None if the runs have no common range.
+    Returns the fields described in `_band`, or None if the runs have no common range.
     """
     start = max(x[0] for x, _ in runs)
     stop = min(x[-1] for x, _ in runs)
@@ -134,9 +135,9 @@ def convergence(grid: Grid) -> dict[str, Any]:
 
     Returns:
       For each task, a dict with `curves` and `thresholds`. `curves[variant][name][axis]` is the
-      curve averaged over seeds, where `name` is `reward` or `accuracy`, and `axis` is what progress
-      is measured in, such as steps. Arms without training have no curve. `thresholds` contains the
-      time that each variant takes to reach given accuracies.
+      curve averaged over seeds, where `name` is `reward` or `accuracy`, and `axis` is one of
+      `AXES`. Runs without training have no curve. `thresholds` contains the time that each variant
+      (method and swept value) takes to reach given accuracies.
     """
     by_task: dict[str, Any] = {}
     for task in grid.study.tasks:
@@ -160,9 +161,9 @@ def convergence(grid: Grid) -> dict[str, Any]:
 def _curves_by_axis(
     grid: Grid, task: Task, variant: Variant, name: str, average: _Average
 ) -> dict[str, Any]:
-    """Returns the curve of a variant, averaged over seeds, for each x axis that has points.
+    """Returns a variant's curve, averaged over seeds, for each of `AXES` that has points.
 
-    A variant is an arm (a method with its settings) at one of its swept values.
+    A variant is a method at one swept value.
     """
     by_axis = {}
     for axis in AXES:
@@ -206,7 +207,8 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
         share, level: the entry of `SHARES` and the accuracy that it corresponds to.
         seeds, reached: the number of seeds, and how many of them reach the level.
         time: an estimate over seeds; None unless all seeds reach the level.
-        ratio: the time divided by the reference arm's time; None for the reference arm itself.
+        ratio: the time divided by the reference arm's time; None for the reference arm itself, or
+          if a time is missing.
     """
     study = grid.study
     if not study.references:
@@ -263,10 +265,11 @@ def _ratio(
 
     Args:
       times: the time of each seed; None if the seed never reaches the level.
-      others: the same for the reference arm.
+      others: the times of the reference arm in the same form.
 
     Returns:
-      None if the arguments have no seed in common, or if a common seed lacks a time in one of them.
+      The fields of an `Estimate` of the ratio. None if the arguments have no seed in common, or if
+      either time of a common seed is None.
     """
     pairs = [(time, others[seed]) for seed, time in times.items() if seed in others]
     log_ratios = [float(np.log(time / other)) for time, other in pairs if time and other]
@@ -280,7 +283,7 @@ def _ratio(
 
 
 def schedules(grid: Grid) -> dict[str, Any]:
-    """Averages the budgets and the sampling weights of difficulty groups over seeds.
+    """Averages the budgets, weights and pass rates of difficulty groups over seeds.
 
     Returns:
       For each task and each variant with a curriculum, a list of difficulty groups, easiest first.

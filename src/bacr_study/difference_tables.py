@@ -21,7 +21,7 @@ _FAMILIES = {
 def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
     """Yields the table of the study's named contrasts.
 
-    Each row has the difference and the Holm-adjusted p-value at each budget in focus.
+    Each row has the difference and the Holm-adjusted p-value at each budget of `Study.focus`.
     """
     entries = {}
     for entry in results["contrasts"]:

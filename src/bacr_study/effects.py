@@ -15,15 +15,13 @@ Record = dict[str, Any]
 
 
 class _Case(NamedTuple):
-    """A difference in accuracy between two variants that is to be tested.
-
-    A variant is an arm (a method with its settings) at one of its swept values.
+    """A difference in accuracy between two variants (methods with settings) that will be tested.
 
     Attributes:
-      labels: fields of the result's record that identify the case.
-      of: the variant whose accuracy is the minuend.
+      labels: fields that identify the case in the record of its result.
+      of: the variant from whose accuracy the other accuracy is subtracted.
       less: the variant whose accuracy is subtracted.
-      where: the setting in which both are measured.
+      where: the setting in which both accuracies are measured.
     """
 
     labels: Record
@@ -45,10 +43,7 @@ def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
 
 
 def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
-    """Yields each arm at a swept value together with the same arm at the sweep's default value.
-
-    An arm is a method with its settings.
-    """
+    """Yields each method at a swept value together with the same method at the default value."""
     for sweep, arms in study.sweeps().items():
         for arm, value in itertools.product(arms, sweep.values):
             if sweep.default is not None and value != sweep.default:
@@ -65,7 +60,7 @@ def _in_focus(study: Study) -> list[Setting]:
 
 
 def _tested(grid: Grid, cases: Iterable[_Case]) -> list[Record]:
-    """Tests a family of differences and corrects the tests and intervals for their number.
+    """Tests a family of differences, and adjusts p-values and intervals for the number of tests.
 
     Returns:
       A record for each case with its labels, the fields of `Contrast`, `p_holm` (the p-value
@@ -100,7 +95,7 @@ def _family(
 
     Args:
       grid: the stored results of the study's runs.
-      view: the view for which the tests are made; stored in the records.
+      view: the kind of result (view) for which the tests are made; stored in the records.
       pairs: the variants to compare; the second one is subtracted from the first.
       settings: the settings in which they are compared.
 
@@ -123,7 +118,7 @@ def _family(
 
 
 def contrasts(grid: Grid) -> list[Record]:
-    """Tests the study's named comparisons at the budgets in focus and on average over budgets.
+    """Tests the study's named comparisons at the budgets of `Study.focus` and on average.
 
     A study that addresses only a few questions names the pairs of arms (methods with their
     settings) that answer them. Holm's correction then applies to these pairs, not to all pairs of
@@ -221,9 +216,9 @@ def _differences_by_mode(
 
     Args:
       grid: the stored results of the study's runs.
-      of: the variant whose accuracy is the minuend.
+      of: the variant from whose accuracy the other accuracy is subtracted.
       less: the variant whose accuracy is subtracted.
-      sampled: the setting, with sampled decoding.
+      sampled: task, evaluation set and budget of the comparison, with sampled decoding.
 
     Returns:
       The contrasts `sampled`, `greedy` and `change` described in `decoding`.
@@ -250,7 +245,7 @@ def difficulty(grid: Grid) -> dict[str, Any]:
     The reference arm is a method with its settings that the others are compared with.
 
     Returns:
-      A nested dictionary by task, budget in focus, variant and level. Each entry has `problems`
+      A nested dictionary by task, budget (`Study.focus`), variant and level, with `problems`
       (the number of problems), `accuracy` (an estimate over seeds) and `difference` (a contrast;
       None for the reference arm, or without results per problem).
     """
@@ -308,7 +303,7 @@ def ablation(grid: Grid) -> dict[str, Any]:
     `crossed_test`. Effects that need a missing arm are left out.
 
     Returns:
-      A nested dictionary by task and budget in focus. Each entry has `rows` (the difference of each
+      A nested dictionary by task and budget (`Study.focus`), with `rows` (the difference of each
       arm from the arm without any parts) and `effects` (records with `kind`, `part` and the fields
       of `Contrast`).
     """
@@ -339,9 +334,11 @@ def ablation(grid: Grid) -> dict[str, Any]:
 def effect_weights(
     parts: Sequence[str],
 ) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
-    """Yields the kind, the part and the weight of each subset of parts for every effect.
+    """Yields every effect of an ablation as a weighted sum of accuracies (see `ablation`).
 
-    The effects are defined in `ablation`.
+    Yields:
+      The kind of the effect, the part ("" if it concerns all parts), and the weight of the accuracy
+      with each subset of parts enabled.
     """
     subsets: list[frozenset[str]] = [frozenset()]
     for part in parts:
@@ -359,7 +356,10 @@ def effect_weights(
 def _effects_on_top(
     parts: Sequence[str], ground: frozenset[str], suffix: str
 ) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
-    """Yields the effects alone, joint and surplus on top of the parts in `ground`."""
+    """Yields the effects `alone`, `joint` and `surplus` of adding parts to the parts in `ground`.
+
+    The results have the form of `effect_weights`. `suffix` is appended to the kind of each effect.
+    """
     everything = frozenset(parts)
     rest = [part for part in parts if part not in ground]
     for part in rest:

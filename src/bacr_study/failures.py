@@ -23,7 +23,7 @@ from bacr_study.cells import Cell, Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import clopper_pearson_interval
 
-# Largest probability, for a policy that training does not change, that its losses are called shown.
+# Significance level at which a run's loss of accuracy is called shown, over all of its budgets.
 SHOWN_LEVEL = 0.025
 
 
@@ -31,13 +31,13 @@ class Change(NamedTuple):
     """A measure at one budget, before and after a training run.
 
     Attributes:
-      budget: thinking budget in tokens, as a key of a cell.
+      budget: thinking budget in tokens, as a string.
       measure: `ACCURACY`, or `CLOSED` for the fraction of responses that contain a complete
         (closed) answer.
       before: the value for the policy that the run started from, in [0, 1].
       after: the value for the trained policy, in [0, 1].
       failed: True if the change counts as a failure of the run.
-      shown: True if the loss is larger than sampling error explains, see `changes_of`.
+      shown: True if sampling error does not explain the loss (see `changes_of`).
     """
 
     budget: str
@@ -101,8 +101,9 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
 def loss_p(before: Float[np.ndarray, "n"], after: Float[np.ndarray, "n"]) -> float:
     """Returns the one-sided p-value of the exact sign test for a loss on the same problems.
 
-    Of the problems whose fraction of correct samples changed, each is lost or won with probability
-    1/2 if training changed nothing. The p-value is the probability of at least as many lost ones.
+    A problem changed if its fraction of correct samples changed, and is lost if the fraction fell.
+    If training had no effect, each changed problem would be lost with probability 1/2. The p-value
+    is the probability of at least as many lost problems as observed.
 
     Args:
       before: fraction of correct samples of each problem before training, in [0, 1].
@@ -133,8 +134,8 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
 
     A trained run is compared with the run of the arm `Study.before` with the same seed, which
     contains the results of the policy before training. If the task sets `warmup.seed`, all seeds
-    start from the same policy, and a run without such a counterpart is compared with the arm's
-    first run on the same problems. Other runs are not counted.
+    start from the same policy, so a run without a counterpart of the same seed is compared with the
+    first run of `Study.before` on the same problems. Runs without a comparison are not counted.
 
     Returns:
       A record for each variant with at least one such run:

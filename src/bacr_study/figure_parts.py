@@ -35,11 +35,11 @@ class StudyFigure:
 
     Attributes:
       name: name of the figure's files, without extension.
-      title: title of the figure.
-      caption: caption of the figure.
-      rows: the charts, row by row.
+      title: heading of the figure.
+      caption: explanation of the figure.
+      rows: the charts in each row of the figure.
       legend: number of columns in the legend.
-      size: width and least height of a chart, in pixels.
+      size: width and minimum height of a chart, in pixels.
     """
 
     name: str
@@ -54,7 +54,7 @@ def saved(figure: StudyFigure, folder: Path) -> list[Path]:
     """Saves a figure as PNG, SVG and PDF for light pages and as PNG for dark pages.
 
     Returns:
-      The paths of the files, of which the last is for dark pages.
+      The paths of the files. The last one is the file for dark pages.
     """
     files = []
     for name, theme in _FILES:
@@ -73,10 +73,10 @@ def saved(figure: StudyFigure, folder: Path) -> list[Path]:
 
 
 def styles_of(study: Study) -> dict[str, Series]:
-    """Assigns a style to every arm and variant, so that it is the same in all figures.
+    """Assigns a style to every arm (method), so that it is the same in all figures.
 
-    An arm with the name of a method has the colour of this method. Variants of an arm share its
-    style, because no figure contains several of them.
+    An arm with the name of a method has the colour of this method. Variants of an arm, which differ
+    in a swept value, share its style, because no figure contains several of them.
 
     Returns:
       Series without points, by variant key.
@@ -90,7 +90,7 @@ def styles_of(study: Study) -> dict[str, Series]:
 
 
 def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
-    """Returns the ends of an interval; both equal the mean if the interval is unknown."""
+    """Returns the lower and upper end of an estimate's interval, or twice its mean if unknown."""
     mean = estimate["mean"]
     low = mean if estimate["low"] is None else estimate["low"]
     high = mean if estimate["high"] is None else estimate["high"]
@@ -98,7 +98,7 @@ def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
 
 
 def accuracies(style: Series, x: Iterable[float], estimates: Collection[EstimateRecord]) -> Series:
-    """Creates a series of accuracies in percent with their intervals, clipped to [0, 100].
+    """Creates a series of accuracies in percent. The ends of intervals are clipped to [0, 100].
 
     Args:
       style: the style of the series.
@@ -190,14 +190,17 @@ def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)")
 
 
 def star_sentence(study: Study) -> str:
-    """Returns a caption's sentence about the star, with a space; empty if there is no star."""
+    """Returns the sentence of a caption that explains the star in the legend.
+
+    The sentence starts with a space. It is empty if the study lacks the recommended method.
+    """
     if any(arm.id == RECOMMENDED for arm in study.arms):
         return " The star is the recommended method."
     return ""
 
 
 def basis(study: Study) -> str:
-    """Describes the basis of a figure's intervals: `5 seeds`, or `problems, one seed`."""
+    """Returns over what a figure's intervals are computed: `5 seeds` or `problems, one seed`."""
     if len(study.seeds) > 1:
         return f"{len(study.seeds)} seeds"
     return "problems, one seed"

@@ -96,7 +96,7 @@ def draw_figures(
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
 ) -> Iterator[dict[float, EstimateRecord]]:
-    """Yields the estimates of one result by budget, for each variant (arm and swept value).
+    """Yields for each variant (arm and swept value) the estimates of one result, by budget.
 
     Args:
       results: the contents of results.json.
@@ -124,7 +124,7 @@ def accuracy_figures(
     Args:
       results: the contents of results.json.
       study: the study.
-      hard: if True, plots the accuracy on the problems of the view `hard`.
+      hard: if True, plots the accuracy on the harder problems (`Task.hard`).
     """
     if len(study.variants()) > MOST_CURVES:
         return
@@ -260,7 +260,7 @@ def _efficiency_charts(
 def _thinking_series(
     style: Series, by_budget: Mapping[float, EstimateRecord], floor: float
 ) -> Series:
-    """Creates the series of thinking tokens used per budget, without means of 0.
+    """Creates the series of thinking tokens used per budget. Means of 0 are left out.
 
     Args:
       style: the style of the series.

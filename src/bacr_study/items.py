@@ -133,7 +133,10 @@ def difference_item(entry: Mapping[str, Any] | None) -> Item:
 
 
 def simultaneous(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a tested difference with the simultaneous interval of its family as interval."""
+    """Returns a tested difference with its interval replaced by the simultaneous interval.
+
+    The simultaneous interval is corrected for the number of differences tested together.
+    """
     return {**entry, "low": entry["simultaneous_low"], "high": entry["simultaneous_high"]}
 
 
@@ -220,7 +223,7 @@ def shown_losses_item(rate: Mapping[str, Any]) -> Item:
 
 
 def loss_text(change: Mapping[str, Any]) -> str:
-    """Describes a change of accuracy, such as `55.8 to 0.0 at 48, seed 2`."""
+    """Formats a change of accuracy in percent at a budget: `55.8 to 0.0 at 48, seed 2`."""
     before = 100 * change["before"]
     after = 100 * change["after"]
     budget = budget_name(change["budget"])
@@ -304,7 +307,7 @@ def marks_caption(study: Study) -> str:
 
 
 def shown_parts(study: Study) -> str:
-    """Returns the first sentence of the caption of every accuracy table."""
+    """Returns the first sentence of an accuracy table's caption, which describes the numbers."""
     if len(study.seeds) > 1:
         numbers = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
     else:

@@ -85,7 +85,7 @@ def build_results(
     """Computes the contents of results.json.
 
     Args:
-      cells: the study's existing cells, by id.
+      cells: results of the study's finished runs, by id.
       study: the study.
       facts: information about the runs that the cells do not store.
 
@@ -148,7 +148,7 @@ def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any
       facts: evaluated problems and settings of the study.
 
     Returns:
-      Counts by task and name of the set.
+      The entry `counts` of `Problems`, by task and name of the set.
     """
     counts: dict[str, Any] = {}
     for (task, name), problems in facts.problems.items():
@@ -259,7 +259,7 @@ def _compact_json(value: Any) -> str:
 
 
 def _means(grid: Grid, task: Task) -> dict[str, Any]:
-    """Computes a task's means over seeds, by set, decoding mode, variant, budget and number."""
+    """Computes a task's means over seeds, by set, decoding mode, variant, budget and metric."""
     by_set: dict[str, Any] = {}
     for variant in grid.variants(task.id):
         for name, mode, budget in _evaluated(grid.of(task.id, variant)):
@@ -318,9 +318,9 @@ def _costs(grid: Grid, task: Task, facts: Configured) -> dict[str, Any]:
 
 
 def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
-    """Lists each commit, set of package versions and machine with its number of runs.
+    """Lists the commits, package versions and machines of runs, each with its number of runs.
 
-    The range of dates is included as well.
+    The field `date` contains the range of dates.
     """
     lines = {}
     for key in ("commit", "versions", "machine"):
@@ -482,7 +482,7 @@ def _claim(entry: Mapping[str, Any], best: str, names: Mapping[str, str]) -> str
     """Returns what a comparison shows about the lead of the most accurate method, as text.
 
     Args:
-      entry: comparison of this arm with a reference, or of another arm with this one.
+      entry: comparison of the most accurate arm with a reference, or of another arm with it.
       best: key of the most accurate arm.
       names: names of the arms, by variant key.
     """
@@ -503,7 +503,7 @@ def _accuracies(
 ) -> dict[str, float]:
     """Returns the mean accuracy of each variant that was measured at a budget, by variant key.
 
-    A variant is an arm (a method with its settings) at one of its swept values.
+    A variant is a method at one swept value.
     """
     accuracies = {}
     for variant in variants:

@@ -104,7 +104,7 @@ def end_with_parent() -> None:
     """
     if sys.platform != "linux" or os.environ.get(_PARENT) != str(os.getppid()):
         return
-    # PR_SET_PDEATHSIG of <sys/prctl.h>. It applies to the main thread of the parent.
+    # PR_SET_PDEATHSIG in <sys/prctl.h>. The signal is sent when the parent's main thread ends.
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
 
@@ -135,7 +135,7 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
 
 
 def _gpu_shares(devices_per_run: int, jobs: int | None) -> list[Share]:
-    """Divides the GPUs into shares; see `shares`."""
+    """Divides the GPUs into equal shares, one per parallel run (see `shares`)."""
     gpus = visible_gpus()
     most = len(gpus) // devices_per_run
     if most == 0:

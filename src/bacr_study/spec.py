@@ -274,7 +274,7 @@ class Study:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Returns the ids of the chosen arms (methods) that the others are compared with."""
+        """Returns the ids of the reference arms (methods) that are among the study's arms."""
         chosen_arms = [arm.id for arm in self.arms]
         return tuple(name for name in self.reference if name in chosen_arms)
 

@@ -231,7 +231,7 @@ def sign_flip_p(differences: Float[np.ndarray, "n"]) -> float | None:
 
 
 def _crossed_variance(values: Float[np.ndarray, "s n"]) -> tuple[float, float]:
-    """Returns the variance of the mean over seeds and problems, and its degrees of freedom."""
+    """Returns the variance of the mean and its degrees of freedom, as defined in `crossed_test`."""
     seeds, problems = values.shape
     seed_freedom = seeds - 1
     problem_freedom = float(problems - 1)
@@ -303,7 +303,8 @@ def simultaneous_interval(
         difference +- t_{1 - .05 / (2 m), df} error
 
     The interval excludes 0 if and only if m p < .05. Holm's adjusted p-values can be below .05 for
-    more differences. Intervals that match them contain no lower bound except 0.
+    more differences. Intervals that match Holm's test are not used, because they bound a
+    significant difference only by 0.
 
     Args:
       difference: the difference.

@@ -249,7 +249,7 @@ def _check_name(name: Any, where: str) -> None:
 
 
 def _with_sweep(cls: Any, parsed: Any, where: str, fields: Mapping[str, Any]) -> Any:
-    """Parses a dataclass whose section may contain a sweep; a `Task` never contains one.
+    """Parses a section into a dataclass, including its sweep if it has one (a `Task` has none).
 
     Args:
       cls: `Study`, `Task` or `Arm`.
@@ -311,10 +311,10 @@ def _sweep(parsed: Any, where: str) -> Sweep:
 
 
 def _keys_of_study(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Returns the config keys in `keys` that only the study may set.
+    """Finds the config keys in `keys` that only the study may set.
 
     Returns:
-      The name, the value and what to write instead, for each such key.
+      A triple for each such key: its name, its value and what the user should write instead.
     """
     output = keys.get("output")
     nested = output if isinstance(output, Mapping) else {}

@@ -85,8 +85,8 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
     Args:
       results: the contents of results.json.
       study: the study.
-      hard: if True, yields Table 2, which shows the problems of the view `hard` and the tokens
-        used.
+      hard: if True, yields Table 2, which shows results on harder problems (`Task.hard`) and the
+        tokens used.
     """
     names = [items.row_name(study, variant) for variant in study.variants()]
     header = ["method"]
@@ -121,10 +121,9 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
 
 
 def _main_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
-    """Returns the columns of a task in Table 1: accuracy per budget and mean, and training.
+    """Returns the columns of a task in Table 1, as pairs of a heading and the entries.
 
-    Returns:
-      The heading and the entries of each column.
+    The columns are the accuracy at each budget, its mean over budgets, and numbers about training.
     """
     columns: list[tuple[str, Sequence[Item]]] = []
     for budget in (*map(str, task.budgets), MEAN):
@@ -147,10 +146,10 @@ def _training_explanation(results: Results) -> str:
 
 
 def _hard_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
-    """Returns the columns of a task in Table 2: accuracy per budget and tokens used.
+    """Returns the columns of a task in Table 2, as pairs of a heading and the entries.
 
-    Returns:
-      The heading and the entries of each column.
+    The columns are the accuracy at each budget, the tokens used at the largest budget, and numbers
+    about training.
     """
     columns: list[tuple[str, Sequence[Item]]] = []
     budgets = list(map(str, task.budgets))
@@ -174,7 +173,7 @@ def _marked_accuracies(
     Args:
       results: the contents of results.json.
       study: the study.
-      view: the view whose tests determine the marks.
+      view: the kind of result (view) whose tests determine the marks.
       task: the task.
       name: the evaluation set.
       budget: key of a budget, or `MEAN`.

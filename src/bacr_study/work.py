@@ -216,9 +216,8 @@ def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
 def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
     """Returns the fields of a `Cell` that contain results.
 
-    The fields are `sets`, `truncated`, `problems_digest`, `levels_of` and `samples`.
-
-    Budgets that are not in `task.budgets` are left out. They were only evaluated for votes.
+    The fields are `sets`, `truncated`, `problems_digest`, `levels_of` and `samples`. Budgets that
+    are not in `task.budgets` are left out, because they were only evaluated for majority votes.
     """
     sets: dict[str, Any] = {}
     truncated: dict[str, Any] = {}
@@ -312,7 +311,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
     Returns:
       One record per training step: the step, and for every difficulty group the values of the
-      metrics in `OF_GROUP` (such as its pass rate and its location of budgets).
+      metrics in `OF_GROUP`, such as its pass rate and its sampling weight.
     """
     records = []
     for record in read_lines(folder.metrics):
