@@ -57,10 +57,10 @@ _SPEED_KEYS = frozenset({"output.compile_cache", "rollout.refill", "rollout.wind
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that can affect the samples of a run, without those of speed.
+    """Returns the settings that can affect the samples of a run. Settings of speed are left out.
 
     Args:
-      values: values of the config, by dotted key (see `flatten`).
+      values: values of the config, keyed by dotted name (see `flatten`).
     """
     return {name: value for name, value in values.items() if name not in _SPEED_KEYS}
 
@@ -153,7 +153,7 @@ def override_texts(overrides: Overrides) -> list[str]:
 def load(
     paths: Sequence[str | Path], overrides: Overrides = (), *, accept_earlier: bool = False
 ) -> Config:
-    """Loads a config from YAML files and overrides. Keys that are not set keep their defaults.
+    """Loads a config from YAML files and overrides. Keys that are not set have their defaults.
 
     If a key is set more than once, the last value wins. Overrides come after all files. The
     returned config is not validated; call `check` on it.
@@ -161,8 +161,8 @@ def load(
     Args:
       paths: YAML files, or names of configs that ship with the package (see `shipped`).
       overrides: see `override`.
-      accept_earlier: accept names of keys and values from earlier versions (`renamed_keys`). Only
-        for the files of a run.
+      accept_earlier: True to accept names of keys and values from earlier versions
+        (`renamed_keys`). Used only for the files in run folders.
 
     Raises:
       UserError: if a file can't be parsed, a key is unknown, or a value has the wrong type.

@@ -125,8 +125,8 @@ def _document(text: str, source: str, prefix: str = "") -> Parsed:
     try:
         loader = _Loader(text)
         return Parsed(loader.get_single_node(), loader, source, prefix)
-    # Besides YAMLError, PyYAML raises RecursionError for deeply nested input, and ValueError for an
-    # escape sequence that is not a valid character.
+    # PyYAML also raises RecursionError for deeply nested input, and ValueError for an escape
+    # sequence that is not a valid character.
     except Exception as error:
         problem, line = _problem(error, text)
     if prefix:
@@ -283,7 +283,7 @@ def _under(
     sections: set[str],
     first_lines: dict[str, int],
 ) -> Iterator[Entry]:
-    """Yields the entries of a node and its children. Helper of `entries`.
+    """Yields the entries of a node and its children. Used by `entries`.
 
     Args:
       parsed: the document.
@@ -298,8 +298,8 @@ def _under(
     inside = not key or key in sections
     if inside and isinstance(node, yaml.MappingNode):
         for name_node, child in node.value:
-            # The nodes of an alias have the line numbers of the mapping that it refers to. For
-            # these keys, the line of the alias is reported instead.
+            # The nodes of an alias have the line numbers of the mapping to which the alias refers.
+            # Report the line of the alias for these keys.
             key_line = max(name_node.start_mark.line + 1, line)
             where = _location(parsed, key_line)
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
