@@ -69,7 +69,7 @@ def random_cut_points(
 
         c_1 <= .. <= c_{M-1} sorted uniform samples from 1..b,  c_M = b
 
-    This is line 10 of the paper's Algorithm 1. The last cut is always the budget, because pass
+    This is line 10 of the paper's Algorithm 1. The last cut is always the budget b, because pass
     rates and the final answer are measured at the budget. Cuts can be equal (see `distinct_cuts`).
 
     Args:
