@@ -311,7 +311,7 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
       names: sets that the results must contain.
 
     Raises:
-      UserError: results.json is missing or damaged.
+      UserError: if results.json is missing or damaged.
     """
     try:
         results = files.read_object(path / RESULTS)
