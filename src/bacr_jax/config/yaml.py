@@ -283,7 +283,7 @@ def _under(
     sections: set[str],
     first_lines: dict[str, int],
 ) -> Iterator[Entry]:
-    """Yields the entries of a node and its children. Used by `entries`.
+    """Yields the entries of a node and its children.
 
     Args:
       parsed: the document.

@@ -285,7 +285,7 @@ class Session:
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        """Loads the policy onto its device. The result is cached.
+        """Loads the policy onto its device.
 
         `max_thinking` is a placeholder, which `ask` replaces in the rollout settings of the
         decoder.
