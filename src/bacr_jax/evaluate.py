@@ -302,10 +302,9 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
     """Yields an error message for each override of a key that is not in `OVERRIDABLE`.
 
-    Other keys define the policy, which must be evaluated with the settings of its training. The
-    keys of `BUDGET_INPUT_KEYS` are allowed for a Hugging Face folder.
-
-    Unknown keys are skipped. They are reported when the overrides are applied.
+    Other keys define the policy, which must be evaluated with the settings of its training. A
+    Hugging Face folder also allows `BUDGET_INPUT_KEYS`. Unknown keys are reported later, when the
+    overrides are applied.
     """
     for text in arguments.overrides:
         key = text.partition("=")[0]

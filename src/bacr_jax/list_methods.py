@@ -33,8 +33,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def run_lines(run: Path) -> Iterator[str]:
     """Yields the output lines for a run.
 
-    The first line names the run's preset. The next lines list the settings that differ from the
-    preset, and then the settings that differ from the method's publication.
+    The lines contain the run's preset, the settings that differ from the preset, and the settings
+    that differ from the method's publication.
 
     Raises:
       UserError: if the folder contains no run.

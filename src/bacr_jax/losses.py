@@ -1,4 +1,4 @@
-"""Policy, value and divergence losses computed from token log-probabilities.
+"""Computes policy, value and divergence losses from token log-probabilities.
 
 All losses are computed per token. `aggregate_sum` and `loss_denominator` reduce the token losses of
 a batch, of shape [B, T] (sequences, tokens), to a scalar. Micro-batches give the same loss as the

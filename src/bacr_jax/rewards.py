@@ -172,7 +172,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
     Args:
       kind: one of the following.
         "uniform": 1/M for each cut (Eq. 9).
-        "final_heavy": .7 for the last cut; the other cuts share the rest equally.
+        "final_heavy": .7 for the last cut, and .3 shared equally by the other cuts.
         "last": 1 for the last cut and 0 for all others (Eq. 1).
         A list of M nonnegative weights that sum to 1.
       num_cuts: number of cuts M.

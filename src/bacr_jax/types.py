@@ -7,7 +7,7 @@ Axis names:
 * P: tokens of a prompt; S: tokens of a trunk; A: tokens of a branch; T: tokens of any other
   sequence, such as the sampled tokens of `logprobs`.
 * V: vocabulary; D: model width; N: query heads; H: head width; L: layers.
-* K: key/value heads; in the curriculum, difficulty groups.
+* K: key/value heads, or difficulty groups in the curriculum.
 
 A *trunk* is a prompt followed by sampled thinking tokens. A *cut* is a point at which the thinking
 is truncated. A *branch* is an answer that continues the trunk from a cut: a forced suffix, such as
@@ -189,7 +189,7 @@ class Branches:
 
         Args:
           rows: number of traces B.
-          cuts: number of truncation points M per trace; may be 0.
+          cuts: number of truncation points M per trace. It may be 0.
           width: maximum number of tokens per branch, including the forced suffix.
           sampled: maximum number of sampled tokens per branch.
         """

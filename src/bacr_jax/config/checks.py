@@ -63,7 +63,7 @@ Finder = Callable[[MethodSettings], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
-    """Returns the items of a list or the values of a mapping; wraps any other value in a tuple."""
+    """Returns the items of a list or the values of a mapping. Wraps other values in a tuple."""
     if isinstance(value, Mapping):
         return tuple(value.values())
     return value if isinstance(value, tuple) else (value,)

@@ -102,11 +102,11 @@ def _value(entry: Entry) -> Any:
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
-    """Builds a config, or a section of one, from values; missing keys get their defaults.
+    """Builds a config or a section from values. Missing keys have their defaults.
 
     Args:
       cls: the dataclass to build.
-      prefix: dotted name of the section with a trailing dot; empty for the whole config.
+      prefix: dotted name of the section with a trailing dot. Empty for the whole config.
       values: values keyed by full dotted name.
     """
     fields: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def load(
     """Loads a config from YAML files and overrides. Keys that are not set have their defaults.
 
     If a key is set more than once, the last value wins. Overrides come after all files. The
-    returned config is not validated; call `check` on it.
+    returned config is not validated. Call `check` to validate it.
 
     Args:
       paths: YAML files, or names of configs that ship with the package (see `shipped`).
@@ -328,7 +328,7 @@ def help_text(width: int = 100, section: str | None = None) -> str:
 
 
 def _keys_under(section: str, names: Sequence[str]) -> list[str]:
-    """Returns the keys of a section, or a list with the key itself.
+    """Returns the keys of a section. If `section` is a key, the list contains only this key.
 
     Raises:
       UserError: if `section` is neither a section nor a key.

@@ -226,7 +226,7 @@ def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
       parsed: the document that contains the node.
       node: the node.
       where: location for error messages.
-      key: dotted key for error messages; may be empty.
+      key: dotted key for error messages. It may be empty.
     """
     name = f": {shown(key, quote=False)}" if key else ""
     try:
@@ -287,9 +287,9 @@ def _under(
 
     Args:
       parsed: the document.
-      key: dotted key of the node; empty for the root of a file.
+      key: dotted key of the node. Empty for the root of a file.
       node: the node.
-      line: 1-based line number of the key; 0 for the root of a file and for an override.
+      line: 1-based line number of the key, or 0 for the root of a file and for an override.
       sections: dotted names of all sections.
       first_lines: line number of every key seen so far, to report repeated keys. Updated in place.
     """

@@ -99,8 +99,8 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     """Computes differences `one` - `other` with 95 % confidence intervals.
 
     The intervals are computed by a paired bootstrap over problems. A setting is a decoding mode and
-    a budget. Sets and settings that only one evaluation contains are omitted. Answers at truncation
-    points before the budget are omitted, too.
+    a budget. Sets and settings that only one evaluation contains are omitted, and so are answers at
+    truncation points before the budget.
 
     Returns:
       A dict from the name of each evaluation set to a dict with two entries. `by_budget` contains

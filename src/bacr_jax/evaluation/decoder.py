@@ -422,8 +422,8 @@ def _read_cut(
     answer_ids = branches.tokens[row, lane, : forced + answered].tolist()
     thinking_text = decode_ids(tokenizer, thinking_ids)
     text = decode_ids(tokenizer, thinking_ids + answer_ids)
-    # The tokens of one character can be split between the thinking and the answer. The text can
-    # then not be divided, and all of it is returned as the answer.
+    # The tokens of one character can be split between the thinking and the answer. In this case,
+    # the entire text is returned as the answer.
     if not text.startswith(thinking_text):
         thinking_text = ""
     counts = {
@@ -460,8 +460,8 @@ def evaluate_set(
       key: PRNG key for sampling.
       config: evaluation settings.
       seed: random seed for selecting `config.size` questions.
-      spec: entry of `data.eval` for this set. Used to look up the number of samples if
-        `config.samples` has a number for each set.
+      spec: entry of `data.eval` for this set. Needed if `config.samples` has a number of samples
+        for each set.
       on_progress: called with the number of decoded traces and the total number of traces.
       poll: called regularly. It may raise an exception to stop.
 

@@ -373,7 +373,7 @@ def prepare(
       settings_name: see `folder.find_evaluation`.
       labels, name, url: see `Work`. If `name` is None, the name of the saved policy is used.
       swap: True to evaluate every pair of input budget and truncation point.
-      free: folder of the evaluation of the policy before training, or None to not draw it.
+      free: folder of the evaluation of the policy before training, or None for no comparison.
 
     Raises:
       UserError: if an input is invalid.

@@ -60,7 +60,7 @@ class Sample:
       id: id of the problem.
       mode: see `EvalSetting`.
       budget: see `EvalSetting`.
-      cut: truncation point; see `EvalSetting`.
+      cut: truncation point (see `EvalSetting`).
       sample: index of the answer, from 0 to samples - 1.
       level: difficulty level of the problem from 1 to 5, or 0 if unknown.
       subject: subject of the problem, or "" if unknown.
@@ -134,8 +134,7 @@ def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) ->
 
     Args:
       config: evaluation settings.
-      spec: entry of `data.eval`. Used to look up the number of samples if `config.samples` has a
-        number for each set.
+      spec: entry of `data.eval`. Needed if `config.samples` has a number of samples for each set.
       greedy: False to omit the greedy settings.
     """
     budgets = evaluated_budgets(config)

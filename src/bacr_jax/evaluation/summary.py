@@ -210,7 +210,7 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
 def self_consistency(
     entries: Mapping[int, Mapping[str, Any]], budgets: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns maj@k at equal tokens per sample, and at equal total tokens.
+    """Returns maj@k at equal budgets per sample, and at equal total budgets.
 
     maj@k is the accuracy of a majority vote of k samples (Self-Consistency, arXiv 2203.11171).
 
@@ -220,9 +220,10 @@ def self_consistency(
       budgets: reported budgets b.
 
     Returns:
-      A dict by k, then by accounting, then by b. `per_sample` uses k samples of b tokens each,
-      which is k b tokens in total. `matched_total` uses k samples of floor(b / k) tokens each,
-      which is at most b tokens in total. It is present only if these samples were drawn.
+      A dict keyed by k, then by `per_sample` or `matched_total`, then by b. `per_sample` uses k
+      samples of b tokens each, which is k b tokens in total. `matched_total` uses k samples of
+      floor(b / k) tokens each, which is at most b tokens in total. It is present only if these
+      samples exist.
     """
     # Accuracies of majority votes, by k and by the budget of each sample.
     votes: dict[int, dict[int, dict[str, Any]]] = {}

@@ -103,7 +103,7 @@ def swap_table(by_pair: Mapping[tuple[int, int], Graded]) -> dict[str, Any]:
 
 
 def _per_pair(by_pair: Mapping[tuple[int, int], Graded], budgets: list[int], field: str) -> PerPair:
-    """Returns the mean over samples of a field, by problem, input budget and truncation point."""
+    """Returns a field's mean over samples, [problems, input budgets, truncation points]."""
     rows = []
     for budget in budgets:
         columns = [getattr(by_pair[budget, cut], field).mean(1) for cut in budgets]

@@ -41,7 +41,7 @@ SHADES: Mapping[str, tuple[str, str]] = {
     "o5": ("#a39100", "#f2e35c"),
 }
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
-# Text that is shown instead of a chart if the curves have no values.
+# Text that replaces a chart whose curves have no values.
 MISSING = "not recorded"
 # Curves with at least this many steps are smoothed, because single batches are noisy.
 SMOOTH_FROM = 30
@@ -91,8 +91,8 @@ class Axis:
 
     Attributes:
       log2: True for a logarithmic axis with base 2.
-      low: smallest value of the axis, or None for the smallest value of the data.
-      high: largest value of the axis, or None for the largest value of the data.
+      low: smallest value of the axis. None for the smallest value of the data.
+      high: largest value of the axis. None for the largest value of the data.
       ticks: value and label of each tick, or None for ticks at round numbers.
       whole: True if only whole numbers have ticks.
     """

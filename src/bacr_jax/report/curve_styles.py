@@ -86,13 +86,7 @@ def styles_of(names: Sequence[str]) -> list[Series]:
 
 
 def _unused(style: Series, index: int, used: set[tuple[str | float, str, str]]) -> Series:
-    """Returns a style whose combination of colour, marker and line style is not in `used`.
-
-    Args:
-      style: style whose colour is kept.
-      index: index of the curve, which determines the preferred marker.
-      used: colour, marker and line style of the existing curves.
-    """
+    """Adds a marker and a line style to a style, so that it differs from the styles in `used`."""
     for line in _LINES:
         for shift in range(len(MARKERS)):
             marker = MARKERS[(index + shift) % len(MARKERS)]

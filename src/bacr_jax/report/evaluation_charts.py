@@ -238,10 +238,7 @@ def _by_tokens(
 
 
 def _sorted_entries(summary: Summary, mode: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the (budget, metrics) pairs of a decoding mode, ordered by budget.
-
-    The list is empty if the decoding mode was not evaluated.
-    """
+    """Returns the (budget, metrics) pairs of a decoding mode, ordered by budget, if any."""
     entries = summary.get(mode, {})
     return [(budget, entries[budget]) for budget in by_size(entries)]
 

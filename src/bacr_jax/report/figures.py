@@ -114,8 +114,8 @@ def policies_styles(runs: Sequence[RunData], policies: Mapping[str, Summary]) ->
 
     Args:
       runs: the runs, in the order of their policies.
-      policies: results of the last policy of each run, by label. They may be preceded by the
-        results of the policy before training.
+      policies: results of the last policy of each run, by label, possibly after the policy before
+        training.
     """
     labels = list(policies)
     styles = list(run_styles(runs).values())

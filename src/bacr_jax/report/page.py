@@ -195,7 +195,7 @@ def _charts(charts: Sequence[Chart | Bars], *, wide: bool = False) -> list[Part]
 
 
 def _facts_table(runs: Sequence[RunData]) -> Part:
-    """Returns the table that describes the runs (see `_facts`), with a column for each run."""
+    """Returns the table of `_facts` about the runs, with a column for each run."""
     facts_of_runs = [dict(_facts(run)) for run in runs]
     names = list(dict.fromkeys(name for facts in facts_of_runs for name in facts))
     rows = [[name, *(facts.get(name, NONE) for facts in facts_of_runs)] for name in names]
@@ -260,8 +260,8 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     first_records = []
     for run in runs:
         records = run.of_set(name)
-        # Add an empty entry for a run without results on this set, so that the other runs keep
-        # their index and colour.
+        # A run without results on this set has an empty entry, so that other runs keep their
+        # colours.
         last[run.label] = records[-1]["sets"][name] if records else {}
         first_records += records[:1]
     first = first_records[0]["sets"][name]

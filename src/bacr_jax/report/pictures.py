@@ -1,7 +1,7 @@
 """Draws charts into PNG, SVG and PDF files.
 
-`figures` and studies call these functions. The charts have the same descriptions as the charts in
-pages. vl-convert draws them without a browser and without network access.
+`figures` and studies call these functions. vl-convert draws the Vega-Lite descriptions of charts
+without a browser and without network access.
 """
 
 import dataclasses

@@ -13,9 +13,9 @@ from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.saved_policy import read_config
 
-# Errors that the code of a report can raise if a file has unexpected content. The checks below
-# cover only the fields that every report needs. Other fields can contain anything, for example if a
-# later version wrote the file or a user edited it.
+# Errors that a report can raise if a file has unexpected content. The checks below cover only the
+# fields that every report needs. Other fields can contain anything, for example if a later version
+# wrote the file or a user edited it.
 ODD = (
     ArithmeticError,
     AttributeError,

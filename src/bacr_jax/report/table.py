@@ -42,8 +42,7 @@ _SET_NAMES = {
 # narrow. Two spaces precede the token count of a comparison, and " [" begins an interval.
 _TOKENS = ("  ",)
 _INTERVALS = ("  ", " [")
-# Minimum number of leading columns that are repeated if a table is spread over several tables. They
-# identify the row.
+# Minimum number of columns that identify a row and are repeated if a table is split.
 _NUM_LABELS = 2
 # Special characters of LaTeX, and the characters outside ASCII in the labels of studies.
 _LATEX = str.maketrans(

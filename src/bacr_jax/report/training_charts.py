@@ -99,12 +99,11 @@ def _series(
 
 
 def training_charts(records: Sequence[Mapping[str, Any]], prior: str) -> list[Chart]:
-    """Builds charts of accuracy by cut, reward, lengths, entropy, curriculum and pass rate.
+    """Builds the charts of a run's training metrics.
 
-    A cut is a point at which the thinking was truncated to sample an answer.
-
-    A chart is omitted if its metrics were not recorded, if another chart shows the same values, or
-    if the method does not use them.
+    They show accuracy by truncation point, reward, lengths, entropy, curriculum and pass rate. A
+    chart is omitted if its metrics were not recorded, if another chart shows the same values, or if
+    the method does not use them.
 
     Args:
       records: lines of metrics.jsonl.

@@ -1,9 +1,9 @@
 """Saves and restores checkpoints of a run.
 
-A checkpoint contains the parameters, the optimizer state, the value head, the state of the
-curriculum, and counters. The training loop saves and restores checkpoints with `Checkpoints`. Other
-commands read only the policy, with `read_part`. Every array is verified against the digest that was
-computed when the array was saved.
+A checkpoint contains the parameters, the optimizer state, the value head, the curriculum and the
+counters. The training loop saves and restores checkpoints with `Checkpoints`. Other commands read
+only the policy, with `read_part`. Every array is verified against the digest that was computed when
+the array was saved.
 """
 
 import contextlib
@@ -458,8 +458,8 @@ class Checkpoints:
         """Waits until the last saved state is written, if it is large and in host memory.
 
         On a CPU, arrays are written without a copy. The next update can't reuse the memory of
-        arrays that are being written, so it would need memory for a second state. This method does
-        not raise errors of writing. They are raised by `confirm`.
+        arrays that are being written, so it would need memory for a second state. Errors of writing
+        are raised by `confirm`, not here.
         """
         if jax.default_backend() != "cpu" or self._saved_elements < _LARGE_STATE:
             return

@@ -12,8 +12,7 @@ Metrics = Mapping[str, float]
 
 # Number of consecutive iterations that must show a symptom before a warning.
 PATIENCE = 10
-# Number of consecutive iterations for symptoms of a degrading policy. It is smaller than
-# `PATIENCE`, because a policy degrades within a few iterations.
+# The same number for symptoms of a degrading policy, which degrades within a few iterations.
 SHORT_PATIENCE = 3
 # Accuracy has collapsed if its maximum was above `WORTH_LOSING` and it fell below this maximum
 # times `COLLAPSED_TO`.

@@ -123,7 +123,7 @@ def _restored_note(path: Path, step: int) -> str:
 
 
 def _read_or_empty(path: Path) -> Records:
-    """Reads the records of a file that can be restored, or returns [] for an unreadable file."""
+    """Reads a JSONL file. Returns [] if it is unreadable, because `restore_files` rewrites it."""
     try:
         return read_lines(path)
     except (OSError, ValueError):

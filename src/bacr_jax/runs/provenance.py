@@ -108,8 +108,7 @@ def check_same_questions(
     # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
     verifiers_before = then.get("verifier_fingerprints", grader_only)
-    # Only files with the same name are compared. Another file has another name, and --allow-change
-    # has already permitted the change.
+    # A different file has a different name, which --allow-change has already permitted.
     for name, digest in now["verifier_fingerprints"].items():
         if verifiers_before.get(name, digest) != digest:
             raise UserError(

@@ -70,7 +70,7 @@ def model_shape(model: ModelConfig, vocab_size: int) -> Qwen2Config:
 
 
 def run_tokenizer(data: DataConfig, model: ModelConfig) -> Any:
-    """Loads the tokenizer of a run from its data or its model folder.
+    """Loads the built-in tokenizer of a run's data, or the tokenizer of its model folder.
 
     Raises:
       UserError: if the tokenizer can't be loaded.
