@@ -321,7 +321,7 @@ def aggregate_sum(
       Sum over the tokens in the mask. For "seq_mean_token_mean", the sum of the row means.
 
     Raises:
-      ValueError: If the mode is unknown.
+      ValueError: if the mode is unknown.
     """
     chex.assert_rank([x, mask], 2)
     chex.assert_equal_shape([x, mask])
@@ -355,7 +355,7 @@ def loss_denominator(
         other modes ignore it.
 
     Raises:
-      ValueError: If the mode is unknown.
+      ValueError: if the mode is unknown.
     """
     chex.assert_rank(mask, 2)
     _check_mode(mode)
@@ -414,7 +414,7 @@ def kl_penalty(
       Estimate for each token. For k3, d is clamped to [-20, 20] and the estimate is capped at 10.
 
     Raises:
-      ValueError: If the kind is unknown.
+      ValueError: if the kind is unknown.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
     d = _log_ratio(logprobs, reference_logprobs, mask)

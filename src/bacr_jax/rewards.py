@@ -181,7 +181,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
       Weights that sum to 1, as a float64 NumPy array.
 
     Raises:
-      ValueError: If the kind is unknown, or the list does not contain M nonnegative weights that
+      ValueError: if the kind is unknown, or the list does not contain M nonnegative weights that
         sum to 1.
     """
     if not isinstance(kind, str):
@@ -206,7 +206,7 @@ def _checked_weights(
     """Validates a list of weights and rescales the weights so that they sum to exactly 1.
 
     Raises:
-      ValueError: If there are not `num_cuts` nonnegative weights whose sum is 1 up to 1e-4.
+      ValueError: if there are not `num_cuts` nonnegative weights whose sum is 1 up to 1e-4.
     """
     array = np.asarray(weights, np.float64)
     is_valid = array.shape == (num_cuts,) and array.min() >= 0.0

@@ -342,7 +342,7 @@ def _keys_under(section: str, names: Sequence[str]) -> list[str]:
 
 
 def _help_lines(start: str, key: Key, *, margin: int, width: int) -> list[str]:
-    """Returns the lines of one key.
+    """Returns the help lines of one key.
 
     Args:
       start: the key's name and default.

@@ -48,8 +48,8 @@ def pass_at_k(correct: Verdicts, k: int) -> Estimates:
 
         1 - C(s - c, k) / C(s, k)
 
-    For scores in [0, 1], it is the expected maximum score of k samples. With sorted scores x_1 <=
-    ... <= x_s, it is
+    For scores in [0, 1], it is the expected maximum score of k samples. With the scores x_i in
+    ascending order, it is
 
         sum_i x_i C(i - 1, k - 1) / C(s, k)
 

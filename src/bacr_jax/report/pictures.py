@@ -118,7 +118,7 @@ def _columns(styles: CurveStyles, most: int, width: int) -> int:
 
 
 def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int) -> Spec | None:
-    """Returns the legend of a chart, or None if it needs none or an earlier chart has the same.
+    """Returns the legend of a chart, or None if it needs none or an earlier chart has the same one.
 
     Args:
       explained: names and colours of the curves in each earlier legend. A new legend is added.

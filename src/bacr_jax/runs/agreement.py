@@ -106,7 +106,7 @@ def _code_digest() -> str:
 
 
 def _digest(content: bytes) -> str:
-    """Returns the first 12 hexadecimal digits of the SHA-256 hash."""
+    """Returns the first 12 hexadecimal digits of the content's SHA-256 hash."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 

@@ -99,7 +99,7 @@ def read_config_file(path: Path) -> Config:
 
 
 def _digest(text: str) -> str:
-    """Returns the first 16 hexadecimal digits of the SHA-256 hash."""
+    """Returns the first 16 hexadecimal digits of the text's SHA-256 hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
