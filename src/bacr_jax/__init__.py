@@ -1,7 +1,7 @@
 """Budget-adaptive curriculum reasoning for language models, in JAX.
 
 In notebooks and scripts, `bacr_jax.train(config)` trains a policy and `bacr_jax.load(folder)` loads
-one. Research code imports the rooms whose functions it composes:
+one. Research code imports the subpackages and modules whose functions it composes:
 
     from bacr_jax import advantages, curriculum, learner, losses, qwen2, rewards, rollout
 
@@ -62,9 +62,9 @@ def _interrupted_at_the_start(
         sys.__excepthook__(kind, error, trace)
 
 
-# With `python -m bacr_jax.COMMAND`, `sys.argv[0]` is "-m" until Python has located the module. It
-# is also "-m" if a module of another package is run and imports this package. The name of the
-# module that is run is therefore read from `sys.orig_argv`.
+# `python -m bacr_jax.COMMAND` imports this package while `sys.argv[0]` is still "-m". The same is
+# true for `python -m` with a module of another package that imports this one. Therefore the name of
+# the started module is read from `sys.orig_argv`.
 _asked = "".join(sys.orig_argv[-len(sys.argv) :][:1]).rpartition("-m")[2]
 if sys.argv[:1] == ["-m"] and _asked.partition(".")[0] == __name__:
     sys.excepthook = _interrupted_at_the_start

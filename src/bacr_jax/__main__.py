@@ -38,7 +38,10 @@ COMMANDS = {
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs the requested command with the remaining arguments. Returns 2 for an unknown command."""
+    """Runs the requested command with the remaining arguments and returns its exit code.
+
+    An unknown command prints an error and returns 2.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))

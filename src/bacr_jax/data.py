@@ -1,4 +1,4 @@
-"""Runs `bacr data` as `python -m bacr_jax.data`, for scripts that use this spelling."""
+"""Runs the command `bacr data` if started as `python -m bacr_jax.data`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Runs `bacr doctor` as `python -m bacr_jax.doctor`, for scripts that use this spelling."""
+"""Runs the command `bacr doctor` if started as `python -m bacr_jax.doctor`."""
 
 import sys
 

@@ -76,7 +76,7 @@ BUDGET_INPUT_KEYS = ("conditioning.budget_input", "conditioning.prompt_text")
 TEMPERATURE = 0.6
 TOP_P = 0.95
 SLOTS = 64
-# Maximum number of characters of the name of an evaluation's settings, without its digest.
+# Maximum number of characters in the name of the output folder, without its hash.
 _MAX_NAME = 60
 # Minimum and maximum value of each integer option.
 _RANGES = {
@@ -225,7 +225,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields an error message for each option that is invalid regardless of the files it names."""
+    """Yields an error message for each invalid option. Reads no files."""
     data = arguments.data
     samples = arguments.samples
     if arguments.model is not None and not data:
@@ -300,9 +300,11 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields an error message for each override of a key that defines the policy.
+    """Yields an error message for each override of a key that is not in `OVERRIDABLE`.
 
-    Unknown keys are not reported here, but when the overrides are applied.
+    Other keys define the policy, which must be evaluated with the settings of its training. A
+    Hugging Face folder also allows `BUDGET_INPUT_KEYS`. Unknown keys are reported later, when the
+    overrides are applied.
     """
     for text in arguments.overrides:
         key = text.partition("=")[0]
@@ -321,8 +323,8 @@ def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
 def _describes_budget_input(override: str) -> bool:
     """True if the override sets how the policy receives its budget.
 
-    These are overrides of the keys in `BUDGET_INPUT_KEYS`, and overrides of `method` with a method
-    whose responses begin with a budget.
+    This is the case for the keys in `BUDGET_INPUT_KEYS`, and for `method` if the policy of the new
+    method writes a budget at the beginning of each response.
     """
     from bacr_jax.methods.registry import declares_budget
 
@@ -405,10 +407,10 @@ def _budgets(
 
 
 def settings_name(arguments: argparse.Namespace, evaluation: EvalConfig) -> str:
-    """Returns the name of an evaluation's settings, such as `budgets-8-64-samples-4`.
+    """Returns the name of the output folder of an evaluation, such as `budgets-8-64-samples-4`.
 
-    It contains the options that change the samples, and is empty if no such option was written.
-    Paths, overrides and long names are shortened, and a digest is appended.
+    The name lists the options that change the samples. It is empty if none of them was set. Data
+    set paths, overrides and long names are shortened, and a hash of the full values is appended.
 
     Args:
       arguments: parsed command line.
@@ -429,7 +431,7 @@ def settings_name(arguments: argparse.Namespace, evaluation: EvalConfig) -> str:
 def _named_options(
     arguments: argparse.Namespace, evaluation: EvalConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yields the name and the value of each option that changes the samples, if it was written."""
+    """Yields the name and the value of each option that was set and that changes the samples."""
     for spec in arguments.data:
         yield "data", spec
     if arguments.budgets is not None:
@@ -456,9 +458,10 @@ def _named_options(
 
 
 def _slug(value: str) -> str:
-    """Shortens an option's value to characters that are safe in the name of a folder.
+    """Converts an option's value to text that is safe in the name of a folder.
 
-    Of a data set, only its name is used, or the name of the file for a set of any table.
+    For a data set such as `gsm8k:PATH`, only the name is used. For a table such as `jsonl:PATH`,
+    only the name of the file is used.
     """
     name, colon, path = value.partition(":")
     if colon:
@@ -469,8 +472,8 @@ def _slug(value: str) -> str:
 def _training_set(arguments: argparse.Namespace, data: DataConfig, seed: int) -> tuple[Any, str]:
     """Loads the training questions that are searched for near-duplicates of evaluated questions.
 
-    The option --train specifies them. By default, they are from the training set of the run.
-    `job.training_set` describes the result.
+    The questions come from the set in --train, or from the training set of the run by default. See
+    `job.training_set` for the returned values.
     """
     from bacr_jax.evaluation.job import training_set
     from bacr_jax.questions.loaders import is_made

@@ -148,8 +148,9 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
         config.json.
       step: checkpoint of a run: a step number, "best" or "newest". None selects the best step, or
         the newest step if no evaluation selected a best one.
-      overrides: overrides of config keys for prompts and answers: a dict such as
-        `{"rollout.answer_tokens": 256}`, or texts such as `rollout.answer_tokens=256`.
+      overrides: overrides of config keys that define how prompts are built and answers are sampled.
+        Either a dict such as `{"rollout.answer_tokens": 256}`, or strings such as
+        `rollout.answer_tokens=256`.
 
     Returns:
       The loaded policy.

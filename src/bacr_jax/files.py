@@ -167,15 +167,15 @@ def lines_until(path: Path, step: int) -> Iterator[str]:
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Removes the records of later steps than `step` from a JSONL file.
+    """Removes the records whose `step` is greater than `step` from a JSONL file.
 
     An incomplete last line is removed too. Records without a `step` are kept. Nothing happens if
     the file is missing.
     """
     if not path.exists():
         return
-    # Usually nothing has to be removed, so the file is only rewritten if its size would change. The
-    # metrics of a long run can be a hundred megabytes in size.
+    # The metrics of a long run can be a hundred megabytes in size, and usually no record has to be
+    # removed. Therefore the file is only rewritten if its size would change.
     remaining_size = sum(len(text.encode()) + 1 for text in lines_until(path, step))
     if remaining_size != path.stat().st_size:
         write_atomically(path, (f"{text}\n" for text in lines_until(path, step)))

@@ -423,7 +423,7 @@ def converse(session: "Session", options: AskOptions, print_line: Callable[[str]
 
 
 def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
-    """Returns the sampling settings after a command such as `/budget 8,64`.
+    """Applies a command such as `/budget 8,64` to the settings and returns the new settings.
 
     Args:
       session: session of the policy.

@@ -1,4 +1,4 @@
-"""Runs `bacr import` as `python -m bacr_jax.gguf`, for scripts that use this spelling."""
+"""Runs the command `bacr import` if started as `python -m bacr_jax.gguf`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Runs `bacr grade` as `python -m bacr_jax.grading`, for scripts that use this spelling."""
+"""Runs the command `bacr grade` if started as `python -m bacr_jax.grading`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command `bacr configs`, which lists the configs of the package with one line each."""
+"""Implements the command `bacr configs`, which prints one line for each config of the package."""
 
 import argparse
 import shutil

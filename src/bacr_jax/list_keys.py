@@ -1,4 +1,4 @@
-"""The command `bacr keys [SECTION]`, which lists the keys of a config.
+"""Implements the command `bacr keys [SECTION]`, which lists the keys of a config.
 
 For each key, it prints the default, the meaning and the possible values.
 """

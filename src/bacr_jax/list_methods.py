@@ -1,8 +1,10 @@
 """Implements the command `bacr methods`, which lists the presets of the training methods.
 
-For each preset, the command also lists the settings whose values have not been verified against the
-method's publication. With --run, it lists the settings of a run that differ from its preset and
-from the publication.
+A preset is a config in configs/methods that contains the settings of one method.
+
+For each preset, the command also prints which settings have not been verified against the method's
+publication. With --run, it prints the settings of a run that differ from the run's preset and from
+the publication.
 """
 
 import argparse
@@ -29,10 +31,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_lines(run: Path) -> Iterator[str]:
-    """Yields the output lines for a run: its preset, then what differs from it and from the paper.
+    """Yields the output lines for a run.
+
+    The lines contain the run's preset, the settings that differ from the preset, and the settings
+    that differ from the method's publication.
 
     Raises:
-      UserError: the folder contains no run.
+      UserError: if the folder contains no run.
     """
     from bacr_jax.config import io as config_io
     from bacr_jax.config.presets import method_text, preset_of
@@ -55,7 +60,7 @@ def run_lines(run: Path) -> Iterator[str]:
 
 
 def preset_line(name: str) -> str:
-    """Returns the output line of a preset: its name, its method, and the unverified settings.
+    """Returns the output line of a preset: its name, its method, and its unverified settings.
 
     Args:
       name: name of the preset, such as `methods/gfpo`.

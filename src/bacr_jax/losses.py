@@ -1,8 +1,8 @@
-"""Policy, value and divergence losses computed from token log-probabilities.
+"""Computes policy, value and divergence losses from token log-probabilities.
 
-All losses are elementwise. `aggregate_sum` and `loss_denominator` reduce a [B, T] loss to a scalar.
-Micro-batches give the same loss as the full batch if each partial sum is divided by the denominator
-of the full batch:
+All losses are computed per token. `aggregate_sum` and `loss_denominator` reduce the token losses of
+a batch, of shape [B, T] (sequences, tokens), to a scalar. Micro-batches give the same loss as the
+full batch if each partial sum is divided by the denominator of the full batch:
 
     denominator = loss_denominator(full_mask, mode="constant", constant=b_max)
     loss = sum(aggregate_sum(x, mask, mode="constant") / denominator for x, mask in parts)
@@ -60,10 +60,12 @@ def token_ratio(
 
         rho_t = pi(y_t) / pi_old(y_t), with the log-ratio clamped to [-20, 20]
 
+    y_t is the token at position t, pi the current policy, and pi_old the policy that sampled y_t.
+
     Args:
       logprobs: log-probabilities under the current policy.
-      old_logprobs: log-probabilities under the policy that sampled the tokens. They must be
-        computed by the same forward pass code as `logprobs`.
+      old_logprobs: log-probabilities under pi_old. They must be computed by the same code as
+        `logprobs`.
       mask: tokens to include. Required if the log-probabilities of excluded tokens can be -inf.
         Outside the mask, the ratio is 1 and has no gradient.
     """
@@ -79,8 +81,9 @@ def sequence_ratio(
 
         rho = exp(sum_t log pi(y_t) - log pi_old(y_t)), with the log-ratio clamped to [-20, 20]
 
-    Over a thousand tokens, a tiny change per token adds up to a ratio outside any clip range. Use
-    `token_ratio` or `gspo_ratio` in practice.
+    pi is the current policy, and pi_old the policy that sampled the tokens y_t. Over a thousand
+    tokens, a tiny change per token adds up to a ratio outside any clip range. Use `token_ratio` or
+    `gspo_ratio` in practice.
 
     Returns:
       rho of each sequence, repeated for every token of the sequence.
@@ -100,8 +103,9 @@ def gspo_ratio(
 
         s = exp(mean_t(log pi(y_t) - log pi_old(y_t)));  rho_t = sg[s] pi(y_t) / sg[pi(y_t)]
 
-    sg[.] stops the gradient. The log-ratio is a mean over tokens and varies little, so typical clip
-    ranges are about 3e-4 and 4e-4 instead of 0.2.
+    pi is the current policy, pi_old the policy that sampled the tokens y_t, and sg[.] stops the
+    gradient. The log-ratio is a mean over tokens and varies little, so typical clip ranges are
+    about 3e-4 (below 1) and 4e-4 (above 1) instead of 0.2.
 
     Returns:
       rho, whose value is s at every token of the sequence. The gradient of rho is s times the
@@ -112,7 +116,7 @@ def gspo_ratio(
     frozen = jax.lax.stop_gradient(logprobs)
     frozen_log_ratio = _log_ratio(frozen, old_logprobs, mask)
     mean = masked_mean(frozen_log_ratio, mask, axis=1, keepdims=True)
-    # The value is always 0. The gradient is the gradient of the token's log-probability.
+    # The value is always 0, and the gradient equals the gradient of the token's log-probability.
     gradient_carrier = _log_ratio(logprobs, logprobs, mask)
     return jnp.exp(jnp.minimum(mean + gradient_carrier, _GSPO_LOG_LIMIT))
 
@@ -138,7 +142,7 @@ def policy_loss(
       advantages: advantages A. Gradients through them are stopped.
       clip_low: clip range below 1.
       clip_high: clip range above 1. A value above `clip_low` is DAPO's clip-higher.
-      dual_clip: maximum ratio c of tokens with a negative advantage, above 1 (dual-clip PPO, arXiv
+      dual_clip: maximum ratio c > 1 of tokens with a negative advantage (dual-clip PPO, arXiv
         1912.09729). None for no maximum.
     """
     chex.assert_equal_shape([ratio, advantages])
@@ -207,11 +211,11 @@ def masked_sequence_weight(
 
         r = exp(sum_t log pi_learner(y_t) - log pi_sampler(y_t));  w = r if r <= cap, else 0
 
-    This is masked importance sampling at the level of sequences. It is the mode `sequence_mask` of
-    TRL's GRPOTrainer, which is its default with a cap of 3 (trl/trainer/grpo_trainer.py, commit
-    f2cd577). The loss of all tokens of a sequence is multiplied by w. Without the cap, the expected
-    loss is exactly the expected loss under the learner. A product over thousands of tokens is
-    rarely close to 1, so long sequences are masked more often.
+    The loss of all tokens of a sequence is multiplied by w. Without the cap, the expected loss
+    equals the expected loss of sequences sampled by the learner. A product over thousands of tokens
+    is rarely close to 1, so long sequences are masked more often. The method is called masked
+    importance sampling. TRL's GRPOTrainer uses it by default, as `sequence_mask` with a cap of 3
+    (trl/trainer/grpo_trainer.py, commit f2cd577).
 
     Args:
       logprobs: log-probabilities that the learner computes with the weights that sampled the
@@ -239,8 +243,8 @@ def sequence_mask(
 
         mean_t |log pi_learner(y_t) - log pi_sampler(y_t)| <= bound
 
-    The mean over tokens is compared instead of the sum, because the sum would exclude sequences
-    merely for being long.
+    The bound applies to the mean over tokens y_t instead of the sum, because a sum would exclude
+    sequences merely for being long.
 
     Args:
       logprobs: log-probabilities that the learner computes.
@@ -267,14 +271,14 @@ def distilled_advantages(
 
         A_t + weight (log pi_teacher(y_t) - log pi_old(y_t))
 
-    A sampled token gets a higher advantage if the teacher assigns it a higher probability than the
-    policy that sampled it. With A = 0 and pi = pi_old, the expected gradient of the policy loss is
-    `weight` times the gradient of the reverse KL divergence KL(pi || pi_teacher) of each token's
-    distribution, given the tokens before it.
+    pi_old is the policy that sampled the token y_t. The advantage increases if the teacher assigns
+    y_t a higher probability than pi_old. With A = 0 and pi = pi_old, the expected gradient of the
+    policy loss is `weight` times the gradient of the reverse KL divergence KL(pi || pi_teacher)
+    between the next-token distributions.
 
     Args:
-      advantages: advantage A of each token.
-      old_logprobs: log-probabilities under the policy that sampled the tokens.
+      advantages: advantage A_t of each token.
+      old_logprobs: log-probabilities under pi_old.
       teacher_logprobs: log-probabilities under the teacher.
       mask: tokens to include.
       weight: weight of the teacher's advantage relative to A.
@@ -305,8 +309,8 @@ def aggregate_sum(
 ) -> Float[Array, ""]:
     """Computes the numerator of the aggregated loss.
 
-    A row is one sequence of the batch. The numerator is additive over rows, and therefore over
-    micro-batches and devices.
+    A row is one sequence of the batch. The numerators of micro-batches and devices can be added,
+    because each is a sum over rows.
 
     Args:
       x: loss of each token.
@@ -317,7 +321,7 @@ def aggregate_sum(
       Sum over the tokens in the mask. For "seq_mean_token_mean", the sum of the row means.
 
     Raises:
-      ValueError: If the mode is unknown.
+      ValueError: if the mode is unknown.
     """
     chex.assert_rank([x, mask], 2)
     chex.assert_equal_shape([x, mask])
@@ -341,8 +345,8 @@ def loss_denominator(
         seq_mean_token_mean  mean over rows of row means (GRPO): tokens of long rows weigh less
         constant             sum over tokens / (rows x constant) (Dr.GRPO): no length bias
 
-    Rows without tokens are not counted. Like the numerator, the denominator is additive over rows.
-    It is 0 for an empty batch.
+    Rows without tokens in the mask are not counted. Like the numerators, the denominators of
+    micro-batches can be added. The denominator of an empty batch is 0.
 
     Args:
       mask: tokens to include.
@@ -351,7 +355,7 @@ def loss_denominator(
         other modes ignore it.
 
     Raises:
-      ValueError: If the mode is unknown.
+      ValueError: if the mode is unknown.
     """
     chex.assert_rank(mask, 2)
     _check_mode(mode)
@@ -395,9 +399,9 @@ def kl_penalty(
 
         d = log pi - log ref;   k1 = d   k2 = d^2 / 2   k3 = exp(-d) + d - 1
 
-    All three estimate the value of the divergence, k2 with a small bias. When used as a loss term,
-    only k2 has the gradient of the divergence in expectation: the gradient of k1 is zero on
-    average, and the gradient of k3 is biased. "k3+" has the value of k3 and the gradient of k2.
+    The expected values of k1 and k3 are the divergence, and k2 has a small bias. As a loss term,
+    only k2 has the gradient of the divergence in expectation. The expected gradient of k1 is zero,
+    and the gradient of k3 is biased. "k3+" has the value of k3 and the gradient of k2.
 
     Args:
       logprobs: log-probabilities under pi.
@@ -410,7 +414,7 @@ def kl_penalty(
       Estimate for each token. For k3, d is clamped to [-20, 20] and the estimate is capped at 10.
 
     Raises:
-      ValueError: If the kind is unknown.
+      ValueError: if the kind is unknown.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
     d = _log_ratio(logprobs, reference_logprobs, mask)

@@ -1,6 +1,6 @@
 """Sums, means and standard deviations over the entries selected by a mask.
 
-Every function and its gradient are finite, even if the mask is empty or entries outside the mask
+The results and their gradients are finite, even if the mask is empty or entries outside the mask
 are NaN or infinite. All arithmetic is in float32 or wider, regardless of the input dtype. Masks are
 boolean or 0/1 and are broadcast to the shape of the values.
 """

@@ -41,8 +41,8 @@ class OutOfMemory(RuntimeError):
     Attributes:
       phases: names of the phases in which the error occurred, innermost first.
       sizes: sizes that determine the memory use of these phases, by name.
-      asked: number of bytes of the failed allocation, or None if the error message does not contain
-        this number.
+      asked: size of the failed allocation in bytes, or None if the error message does not contain
+        it.
       on_host: True if the host ran out of memory, False if a device did.
     """
 

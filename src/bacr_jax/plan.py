@@ -1,4 +1,4 @@
-"""Runs `bacr plan` as `python -m bacr_jax.plan`, for scripts that use this spelling."""
+"""Runs the command `bacr plan` if started as `python -m bacr_jax.plan`."""
 
 import sys
 

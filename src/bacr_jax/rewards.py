@@ -69,7 +69,7 @@ def random_cut_points(
 
         c_1 <= .. <= c_{M-1} sorted uniform samples from 1..b,  c_M = b
 
-    This is line 10 of the paper's Algorithm 1. The last cut is always the budget, because pass
+    This is line 10 of the paper's Algorithm 1. The last cut is always the budget b, because pass
     rates and the final answer are measured at the budget. Cuts can be equal (see `distinct_cuts`).
 
     Args:
@@ -172,7 +172,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
     Args:
       kind: one of the following.
         "uniform": 1/M for each cut (Eq. 9).
-        "final_heavy": .7 for the last cut; the other cuts share the rest equally.
+        "final_heavy": .7 for the last cut, and .3 shared equally by the other cuts.
         "last": 1 for the last cut and 0 for all others (Eq. 1).
         A list of M nonnegative weights that sum to 1.
       num_cuts: number of cuts M.
@@ -181,7 +181,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
       Weights that sum to 1, as a float64 NumPy array.
 
     Raises:
-      ValueError: If the kind is unknown, or the list does not contain M nonnegative weights that
+      ValueError: if the kind is unknown, or the list does not contain M nonnegative weights that
         sum to 1.
     """
     if not isinstance(kind, str):
@@ -206,7 +206,7 @@ def _checked_weights(
     """Validates a list of weights and rescales the weights so that they sum to exactly 1.
 
     Raises:
-      ValueError: If there are not `num_cuts` nonnegative weights whose sum is 1 up to 1e-4.
+      ValueError: if there are not `num_cuts` nonnegative weights whose sum is 1 up to 1e-4.
     """
     array = np.asarray(weights, np.float64)
     is_valid = array.shape == (num_cuts,) and array.min() >= 0.0

@@ -19,9 +19,9 @@ _Function = Callable[_Parameters, _Result]
 
 
 def static_arguments(*names: str) -> Callable[[_Function], _Function]:
-    """Returns a decorator that rejects traced values of the named arguments with a clear message.
+    """Returns a decorator that raises a clear error if a named argument is a traced value.
 
-    The decorated function has the names in its attribute `static_argnames`.
+    The decorated function stores the names in its attribute `static_argnames`.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

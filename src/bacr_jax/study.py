@@ -1,4 +1,4 @@
-"""Runs `bacr study` as `python -m bacr_jax.study`, for scripts that use this spelling."""
+"""Runs the command `bacr study` if started as `python -m bacr_jax.study`."""
 
 import sys
 

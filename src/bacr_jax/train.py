@@ -206,8 +206,8 @@ def train(
             trainer.evaluate(state, step, "before")
             reporter.catch_up()
             with trainer.training(state, step):
-                # A run that was stopped may not have evaluated or saved the step at
-                # which it resumes.
+                # The run may have been stopped before it evaluated or saved the step at which it
+                # resumes.
                 trainer.maintain(state, step)
                 export_if_due(trainer, state, step)
                 while not trainer.finished(state, step):
@@ -243,7 +243,7 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
       trainer: the `Trainer` of the run, in whose run folder exports/ is located.
       state: current training state, which is saved as a checkpoint before the export.
       step: current step.
-      last: True at the end of the run, which is always exported if `export.every` is not None.
+      last: True at the end of the run. The last step is always exported if `export.every` is set.
 
     Raises:
       UserError: if the export can't be written.

@@ -1,4 +1,4 @@
-"""Defines the pytrees that the subpackages exchange, and the axis names in shape annotations.
+"""Defines the pytrees that subpackages exchange, and the axis names in their shape annotations.
 
 Axis names:
 
@@ -7,7 +7,7 @@ Axis names:
 * P: tokens of a prompt; S: tokens of a trunk; A: tokens of a branch; T: tokens of any other
   sequence, such as the sampled tokens of `logprobs`.
 * V: vocabulary; D: model width; N: query heads; H: head width; L: layers.
-* K: key/value heads; in the curriculum, difficulty groups.
+* K: key/value heads, or difficulty groups in the curriculum.
 
 A *trunk* is a prompt followed by sampled thinking tokens. A *cut* is a point at which the thinking
 is truncated. A *branch* is an answer that continues the trunk from a cut: a forced suffix, such as
@@ -83,10 +83,11 @@ class Prompts:
     """A batch of right-padded, tokenised prompts.
 
     Attributes:
-      tokens: token ids, padded with zeros.
-      lengths: number of tokens of each prompt, at least 1.
-      question_start: index of the first token of the question, after the chat template's prefix.
-      question_end: index after the last token of the question.
+      tokens: token ids [B, P] (batch, prompt tokens), padded with zeros.
+      lengths: number of tokens of each prompt [B], at least 1.
+      question_start: index [B] of the first token of the question, after the chat template's
+        prefix.
+      question_end: index [B] after the last token of the question.
     """
 
     tokens: Int[Array, "B P"]
@@ -110,10 +111,11 @@ class Trunks:
     """A batch of trunks: prompts, each followed by its sampled thinking tokens.
 
     Each row of the batch is one trace. The thinking starts directly after the prompt and rows are
-    right-padded, so the position id of a token equals its index.
+    right-padded, so the position id of a token equals its index. Fields without a shape have shape
+    [B].
 
     Attributes:
-      tokens: token ids of the prompt and the thinking.
+      tokens: token ids [B, S] of the prompt and the thinking.
       prompt_lengths: number of prompt tokens per row.
       sampled: number of sampled tokens per row, including the tokens with which the model itself
         ended its thinking.
@@ -124,8 +126,8 @@ class Trunks:
       budgets: number of thinking tokens at which each row is truncated, without the grace window.
         If the model was conditioned on another budget, the other budget is a separate argument of
         `make_batch`.
-      logprobs: log-probability of the t-th sampled token under the sampling distribution, in nats;
-        0 for padding.
+      logprobs: log-probabilities [B, T] of the sampled tokens under the sampling distribution, in
+        nats. Padding has the value 0.
     """
 
     tokens: Int[Array, "B S"]
@@ -156,10 +158,11 @@ class Branches:
     """A batch of right-padded answers (branches), sampled at M truncation points of each trace.
 
     A branch continues the prompt and its thinking (the trunk) from a truncation point (cut). It
-    contains the forced suffix that ends the thinking, followed by sampled answer tokens.
+    contains the forced suffix that ends the thinking, followed by sampled answer tokens. Fields
+    without a shape have shape [B, M].
 
     Attributes:
-      tokens: token ids of the suffix and the answer.
+      tokens: token ids [B, M, A] of the suffix and the answer.
       context: number of trunk tokens that the branch attends to (the prompt, and the thinking up to
         the cut).
       forced: number of forced tokens at the start of the branch, at least 1.
@@ -168,8 +171,8 @@ class Branches:
         truncated at the maximum length.
       source: for each cut, the index along M of the branch that contains its answer. Cuts after
         the natural end of the thinking share one branch.
-      logprobs: log-probability of the t-th sampled answer token under the sampling distribution, in
-        nats; 0 for padding.
+      logprobs: log-probabilities [B, M, T] of the sampled answer tokens under the sampling
+        distribution, in nats. Padding has the value 0.
     """
 
     tokens: Int[Array, "B M A"]
@@ -186,7 +189,7 @@ class Branches:
 
         Args:
           rows: number of traces B.
-          cuts: number of truncation points M per trace; may be 0.
+          cuts: number of truncation points M per trace. It may be 0.
           width: maximum number of tokens per branch, including the forced suffix.
           sampled: maximum number of sampled tokens per branch.
         """

@@ -27,9 +27,9 @@ _LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def budget_problems(settings: MethodSettings, vocab: str | None) -> Iterator[str]:
-    """Yields an error message for each conflict between settings of budgets.
+    """Yields an error message for each conflict between settings that concern budgets.
 
-    The settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
+    These settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
 
     Args:
       settings: sections of the config that concern budgets.

@@ -63,7 +63,7 @@ Finder = Callable[[MethodSettings], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
-    """Returns the items of a list or the values of a mapping; wraps any other value in a tuple."""
+    """Returns the items of a list or the values of a mapping. Wraps other values in a tuple."""
     if isinstance(value, Mapping):
         return tuple(value.values())
     return value if isinstance(value, tuple) else (value,)
@@ -82,7 +82,7 @@ def _out_of_range(settings: Mapping[str, Key]) -> Iterator[str]:
 
 
 def _blank_texts(settings: Mapping[str, Key]) -> Iterator[str]:
-    """Yields an error message for each string setting that is blank but must not be."""
+    """Yields an error message for each blank string in a setting that requires text."""
     for name, key in settings.items():
         blank = any(isinstance(item, str) and not item.strip() for item in _items(key.value))
         if blank and name not in _TEXTS:
@@ -132,7 +132,7 @@ def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]
 
 
 def _words(conditioning: ConditioningConfig) -> Iterator[str]:
-    """Yields an error message unless `conditioning.prompt_text` has one `{budget}` in it."""
+    """Yields an error message unless `conditioning.prompt_text` contains `{budget}` once."""
     words = conditioning.prompt_text
     if words.count(BUDGET) != 1:
         yield (
@@ -155,7 +155,7 @@ def _prompt_date(data: DataConfig) -> Iterator[str]:
 
 
 def _arithmetic(model: ModelConfig, rollout: RolloutConfig) -> Iterator[str]:
-    """Yields an error message for each dtype that a kernel or another dtype setting excludes."""
+    """Yields an error message for each dtype that conflicts with a kernel or another dtype."""
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
             f"model.product_dtype={model.product_dtype} needs a model that computes in float32, "
@@ -196,7 +196,7 @@ def _model(model: ModelConfig, rollout: RolloutConfig, mesh: MeshConfig) -> Iter
 
 
 def _custom_shape(model: ModelConfig) -> Iterator[str]:
-    """Yields an error message for each inconsistent size of a custom architecture."""
+    """Yields an error message for each conflict between the sizes of a custom architecture."""
     heads = model.num_heads
     kv_heads = model.num_kv_heads
     width = model.hidden_size
@@ -343,8 +343,11 @@ def _groups(data: DataConfig, conditioning: ConditioningConfig, vocab: str | Non
 
 
 def _scratch_defaults(warmup: WarmupConfig, model: ModelConfig, vocab: str | None) -> Iterator[str]:
-    """Yields an error message if defaults for a model from scratch warm up a pretrained model."""
-    # A set with its own tokens has no pretrained model, which another check reports.
+    """Yields an error message if the warm-up of a pretrained model uses unsuitable defaults.
+
+    The defaults in `_FROM_SCRATCH` are meant for a small model that is trained from scratch.
+    """
+    # `_sources` reports the conflict between a built-in vocabulary and a pretrained model.
     if not warmup.steps or not model.path or vocab:
         return
     names = [

@@ -55,7 +55,7 @@ def data_set(text: str) -> str:
       If the value is only a path, the result begins with the kind of the table, such as `jsonl:`.
 
     Raises:
-      argparse.ArgumentTypeError: an environment variable or a user in the path does not exist.
+      argparse.ArgumentTypeError: if an environment variable or a user in the path does not exist.
     """
     if not text:
         raise argparse.ArgumentTypeError(

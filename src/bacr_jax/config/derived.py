@@ -60,7 +60,7 @@ def reward_shares(reward: RewardConfig) -> dict[str, float]:
 
 
 def function_name(spec: str) -> str:
-    """Returns the name of a reward in the metrics, which is `function` for FILE.py:function."""
+    """Returns the name under which metrics report a reward: `function` for FILE.py:function."""
     return spec.rpartition(":")[2]
 
 
@@ -106,8 +106,8 @@ def cap(budget: BudgetConfig) -> int:
 def drawn(budget: BudgetConfig, evaluated: Sequence[int]) -> tuple[int, ...]:
     """Returns the budgets from which `budget.prior=choices` samples.
 
-    These are `budget.choices`, without validation. If `budget.choices` is empty, they are the
-    `eval.budgets` between `budget.min` and `budget.max`.
+    These are `budget.choices`, which are not validated here. If `budget.choices` is empty, they are
+    all `eval.budgets` between `budget.min` and `budget.max`.
 
     Args:
       budget: section `budget` of the config.
@@ -153,12 +153,12 @@ HOLDOUT = "train_holdout"
 
 
 def matching_sets(select: str, evaluated: Sequence[str]) -> list[str]:
-    """Returns the evaluation sets that `eval.select` can mean; exactly one if it is valid.
+    """Returns the evaluation sets that match `eval.select`, exactly one if it is valid.
 
     Args:
-      select: `eval.select`.
-      evaluated: `data.eval`. An entry NAME:PATH matches if it equals `select`. If no entry does, an
-        entry matches if its NAME equals `select`.
+      select: value of `eval.select`.
+      evaluated: value of `data.eval`. An entry NAME:PATH matches if it equals `select`. If no entry
+        equals `select`, all entries match whose NAME equals `select`.
     """
     exact_matches = [spec for spec in evaluated if spec == select]
     return exact_matches or [spec for spec in evaluated if spec.partition(":")[0] == select]
@@ -167,9 +167,9 @@ def matching_sets(select: str, evaluated: Sequence[str]) -> list[str]:
 def selection_set(evaluation: EvalConfig, data: DataConfig) -> str | None:
     """Returns the name of the evaluation set whose accuracy selects the best checkpoint.
 
-    The selected checkpoint is recorded in best.json. The result is None if held-out
-    training questions would select the checkpoint, but only the last checkpoint is evaluated, so
-    that a selection is not needed.
+    The selected checkpoint is recorded in best.json. The result is None if `eval.select` names the
+    held-out training questions, but only the last checkpoint is evaluated (`eval.every` is None). A
+    selection is then not needed.
     """
     if evaluation.select == HOLDOUT:
         return None if evaluation.every is None else HOLDOUT

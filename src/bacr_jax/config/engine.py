@@ -1,6 +1,6 @@
-"""Defines and checks the options `--engine` and `--url`, which select a decoder.
+"""Defines and checks the options `--engine` and `--url` of `bacr evaluate`.
 
-`bacr evaluate` uses them. The decoder is either the decoder of this package or a vLLM server.
+The options select what decodes the answers: the decoder of this package or a vLLM server.
 """
 
 import argparse

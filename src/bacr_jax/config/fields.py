@@ -41,7 +41,7 @@ class Key:
     """A setting or a section of a config.
 
     Attributes:
-      hint: type of the value; for a section, its dataclass.
+      hint: type of the value, which is a dataclass for a section.
       value: the value in the config.
       meaning: the description that `--help` prints.
       bounds: the interval that numbers must lie in, such as `[0, 1)`. None allows every value.

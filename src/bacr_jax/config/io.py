@@ -57,10 +57,10 @@ _SPEED_KEYS = frozenset({"output.compile_cache", "rollout.refill", "rollout.wind
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that can affect the samples of a run, without those of speed.
+    """Returns the settings that can affect the samples of a run. Settings of speed are left out.
 
     Args:
-      values: values of the config, by dotted key (see `flatten`).
+      values: values of the config, keyed by dotted name (see `flatten`).
     """
     return {name: value for name, value in values.items() if name not in _SPEED_KEYS}
 
@@ -102,11 +102,11 @@ def _value(entry: Entry) -> Any:
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
-    """Builds a config, or a section of one, from values; missing keys get their defaults.
+    """Builds a config or a section from values. Missing keys have their defaults.
 
     Args:
       cls: the dataclass to build.
-      prefix: dotted name of the section with a trailing dot; empty for the whole config.
+      prefix: dotted name of the section with a trailing dot. Empty for the whole config.
       values: values keyed by full dotted name.
     """
     fields: dict[str, Any] = {}
@@ -153,16 +153,16 @@ def override_texts(overrides: Overrides) -> list[str]:
 def load(
     paths: Sequence[str | Path], overrides: Overrides = (), *, accept_earlier: bool = False
 ) -> Config:
-    """Loads a config from YAML files and overrides. Keys that are not set keep their defaults.
+    """Loads a config from YAML files and overrides. Keys that are not set have their defaults.
 
     If a key is set more than once, the last value wins. Overrides come after all files. The
-    returned config is not validated; call `check` on it.
+    returned config is not validated. Call `check` to validate it.
 
     Args:
       paths: YAML files, or names of configs that ship with the package (see `shipped`).
       overrides: see `override`.
-      accept_earlier: accept names of keys and values from earlier versions (`renamed_keys`). Only
-        for the files of a run.
+      accept_earlier: True to accept names of keys and values from earlier versions
+        (`renamed_keys`). Used only for the files in run folders.
 
     Raises:
       UserError: if a file can't be parsed, a key is unknown, or a value has the wrong type.
@@ -328,7 +328,7 @@ def help_text(width: int = 100, section: str | None = None) -> str:
 
 
 def _keys_under(section: str, names: Sequence[str]) -> list[str]:
-    """Returns the keys of a section, or a list with the key itself.
+    """Returns the keys of a section. If `section` is a key, the list contains only this key.
 
     Raises:
       UserError: if `section` is neither a section nor a key.
@@ -342,7 +342,7 @@ def _keys_under(section: str, names: Sequence[str]) -> list[str]:
 
 
 def _help_lines(start: str, key: Key, *, margin: int, width: int) -> list[str]:
-    """Returns the lines of one key.
+    """Returns the help lines of one key.
 
     Args:
       start: the key's name and default.

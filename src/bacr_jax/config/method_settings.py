@@ -1,7 +1,8 @@
 """Defines the settings of the training methods as frozen dataclasses.
 
-Most methods share the sections for budgets, truncation points (cuts), rewards, advantages and the
-loss. Each method that has further constants has a section for them. `schema` combines the sections.
+The sections for budgets, truncation points (cuts), rewards, advantages and the loss are shared by
+most methods. A method with further constants has a section for these constants. `schema` combines
+the sections.
 """
 
 from collections.abc import Mapping
@@ -384,8 +385,8 @@ class LengthConfig:
     """Settings of the methods that reward short responses.
 
     The methods are Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370), GFPO (arXiv
-    2508.09726), and the length rewards of two training libraries (gated_bonus: prime-rl;
-    gated_penalty: miles).
+    2508.09726), and the length rewards of two training libraries: `gated_bonus` from prime-rl and
+    `gated_penalty` from miles.
     """
 
     kind: Literal["laser", "shorter_better", "gfpo", "gated_bonus", "gated_penalty"] = key(

@@ -1,7 +1,7 @@
-"""Paths in the values of config keys, and names of data sets that are only the path of a table.
+"""Expands paths in the values of config keys, and data sets that are written as only a file.
 
 `io` calls `expand_paths` on every value that a user writes. The stored config of a run therefore
-contains paths and names in full.
+contains full paths, and data sets with their kind, such as `jsonl:train.jsonl`.
 """
 
 import re
@@ -22,12 +22,12 @@ _PATHS = frozenset(
 )
 # Keys whose value is one data set or a list of them.
 _SETS = frozenset({"data.train", "data.eval"})
-# Key whose value maps rewards, which may be FILE.py:function, to weights.
+# Key whose value maps rewards to weights. A reward can be written as FILE.py:function.
 _REWARDS = "reward.weights"
 # Weight and name of a set before its path, such as `2*jsonl:`.
 _START = re.compile(r"(?:[\d.]+\s*\*\s*)?(?:\w+:)?")
 _WEIGHT = re.compile(r"[\d.]+\s*\*\s*")
-# Name of a set of any table, by the ending of the file.
+# Maps a file's extension to the name of the data set that reads such a table.
 _TABLE_OF = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -41,14 +41,14 @@ _TABLE_OF = {
 def expand_paths(key: str, value: Any) -> Any:
     """Expands ~ and environment variables in a key's value, if the key contains paths.
 
-    Names of data sets that are only a file, such as `train.jsonl`, become `jsonl:train.jsonl`.
+    A data set that is written as only a file, such as `train.jsonl`, becomes `jsonl:train.jsonl`.
 
     Args:
       key: dotted name of the key.
       value: value with the key's type.
 
     Raises:
-      ValueError: an environment variable is not set, or a user does not exist.
+      ValueError: if an environment variable is not set, or a user does not exist.
     """
     if key in _PATHS and isinstance(value, str):
         return _expand(value)
@@ -62,10 +62,10 @@ def expand_paths(key: str, value: Any) -> Any:
 
 
 def set_name(spec: str) -> str:
-    """Returns the full name of a data set: `jsonl:train.jsonl` for `train.jsonl`.
+    """Returns the full name of a data set, for example `jsonl:train.jsonl` for `train.jsonl`.
 
     Args:
-      spec: name of a set, as in data.train. Its path is expanded.
+      spec: name of a data set, as in `data.train`. ~ and environment variables are expanded.
 
     Raises:
       ValueError: as for `expand_paths`.
@@ -85,7 +85,7 @@ def set_name(spec: str) -> str:
 
 
 def _expand(path: str) -> str:
-    """Expands a path. A text without ~ and $ is returned unchanged, such as `https://host//x`."""
+    """Expands ~ and environment variables. Other text, such as `https://host//x`, is unchanged."""
     if path.startswith("~") or "$" in path:
         return str(expand_home(path))
     return path

@@ -1,8 +1,8 @@
 """Finds the method preset that a config follows, by comparing its values.
 
-A preset is a shipped overlay in configs/methods. A config follows a preset if it has the preset's
-method and most of its values, whether or not the preset's file was passed with --config. Runs,
-reports and model cards name the preset.
+A preset is a config in configs/methods with the settings of one method. A config follows a preset
+if it has the preset's method and most of its values, even if the preset's file was not passed with
+--config. Runs, reports and model cards show the name of the preset.
 """
 
 import functools
@@ -15,7 +15,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.shipped import OVERLAYS, names, root
 from bacr_jax.config.values import written
 
-# Maximum share of a preset's keys that may differ. Beyond it, the preset's name would mislead.
+# Maximum fraction of a preset's keys that may differ, because the name would otherwise mislead.
 _MOST_CHANGED = 0.25
 
 
@@ -25,7 +25,7 @@ class Preset:
 
     Attributes:
       name: name of the preset, such as `bacr-robust`.
-      changes: settings of the config that differ from it, as `KEY=VALUE (bacr-robust: VALUE)`.
+      changes: settings that differ from the preset, as `KEY=VALUE (bacr-robust: VALUE)`.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Preset:
 
 
 def preset_of(values: Mapping[str, Any]) -> Preset | None:
-    """Returns the preset that a config follows; None if it follows none.
+    """Returns the preset that a config follows, or None if it follows none.
 
-    Of several presets, the one with the fewest differences is returned, and of these the one that
-    sets the most keys.
+    If it follows several presets, the result is the preset with the fewest differences. Among
+    presets with equally many differences, the result is the preset that sets the most keys.
 
     Args:
-      values: values of the config, by dotted key.
+      values: values of the config, keyed by dotted name.
     """
     best: Preset | None = None
     best_rank = (0, 0)
@@ -73,7 +73,7 @@ def method_text(preset: Preset | None, title: str) -> str:
 
     Args:
       preset: preset that the run's config follows (`preset_of`), or None.
-      title: title of the method. It is returned alone if the config follows no preset.
+      title: title of the method. Only the title is returned if the config follows no preset.
     """
     return title if preset is None else f"{preset.text} ({title})"
 

@@ -47,7 +47,7 @@ def read_value(
     except TypeMismatch:
         maps = [one for one in alternatives(hint) if typing.get_origin(one) is Mapping]
         items = value.items() if maps and isinstance(value, dict) else ()
-        # For a mapping, converts the items one by one, so that the error reports the invalid item.
+        # Convert the items of a mapping one by one, so that the error reports the invalid item.
         for name, item in items:
             read_value(str, name, where, found=f"the name {shown(name)}")
             item_type = typing.get_args(maps[0])[1]

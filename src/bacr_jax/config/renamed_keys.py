@@ -1,10 +1,9 @@
-"""Config keys and values that had other names in earlier commits.
+"""Translates config keys and values that had other names in earlier commits.
 
-The earlier names are needed for two purposes. A run folder that was written with earlier names can
-still be read. The fingerprint of a config is computed with the earlier names, so that committed
-results and existing run folders keep their fingerprints. A config that a user writes must use the
-current names: `reader` raises an error for an earlier name, and the error contains the current
-name.
+The earlier names have two uses. Run folders that were written with earlier names can still be read.
+The fingerprint of a config is computed with the earlier names, so that committed results and
+existing run folders keep their fingerprints. Configs that users write must use the current names.
+For an earlier name, `reader` raises an error that contains the current name.
 """
 
 from collections.abc import Mapping

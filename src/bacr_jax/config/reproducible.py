@@ -95,7 +95,7 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
 
     Args:
       folder: the run folder, which does not have to exist yet.
-      environment: environment variables; not modified.
+      environment: environment variables, which are not modified.
 
     Raises:
       UserError: if XLA_FLAGS names a file, can't be parsed, or disables a flag that is required.

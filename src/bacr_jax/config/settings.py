@@ -1,12 +1,12 @@
-"""Resolves a config into settings records, one for each room that reads several sections.
+"""Splits a config into settings records (frozen dataclasses), each for a part of the package.
 
-`resolve(config)` computes every derived value, without JAX and without a device. A room's functions
-take the record of the room, or one section of the config if they read no other. A record can also
-be built by hand, so that a room can be used without a config. `RolloutSpec` and `LearnerSpec`,
-which need the model's shape, are built by `runs.setup`.
+`resolve(config)` computes every derived value, without JAX and without a device. The functions of a
+subpackage take its record, or one section of the config if they need no other section. A record can
+also be built by hand, so that the subpackage can be used without a config. `runs.setup` builds
+`RolloutSpec` and `LearnerSpec`, which need the model's shape.
 
-`config.checks` reads derived values too, so `resolve` accepts every config whose numbers are within
-their bounds, also if its settings contradict each other.
+`config.checks` also uses derived values. Therefore `resolve` accepts every config whose numbers are
+within their bounds, even if its settings contradict each other.
 """
 
 import functools
@@ -49,14 +49,14 @@ from bacr_jax.config.schema import (
 
 @dataclass(frozen=True)
 class GraderSettings:
-    """The graders of a run.
+    """Settings of the graders of a run.
 
     Attributes:
       verifier: user-defined verifier FILE.py:function, or None for the graders of the question
         sets.
-      rewards: names of the rewards in reward.weights, without correctness.
-      reference_columns: names of the columns with reference answers, which TRL-style reward
-        functions receive as parameters: one name, or none.
+      rewards: names of the rewards in `reward.weights`, without correctness.
+      reference_columns: name of the data column with the reference answers, under which TRL-style
+        reward functions receive them as a parameter. A tuple of one name, or an empty tuple.
       processes: number and limits of the worker processes.
     """
 
@@ -68,11 +68,11 @@ class GraderSettings:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Questions, prompts and graders of a run.
+    """Settings of the questions, prompts and graders of a run.
 
     Attributes:
       data: section `data` of the config.
-      seed: seed of the run, from which made questions are sampled.
+      seed: seed of the run, with which generated questions are sampled.
       budget_text: sentence with the budget in prompts, with `{budget}` as the placeholder. None if
         prompts contain no budget.
       largest_budget: largest budget of training and evaluation, which must fit into prompts.
@@ -120,11 +120,10 @@ class ResponseLimits:
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """The settings that a method can read: its `make(config)` takes this record.
+    """The settings that a training method can read. The method's `make(config)` takes this record.
 
-    The sections have the names that they have in the config. Without arguments, the record has the
-    defaults of the config. Derived values are computed from the sections, so that they remain
-    correct if a method replaces a section.
+    The sections have the same names and defaults as in the config. Derived values are computed from
+    the sections when they are read, so that they remain correct if a method replaces a section.
 
     Attributes:
       method: name of the method, or the path of a user's method.
@@ -168,10 +167,10 @@ class MethodSettings:
 
     @functools.cached_property
     def reward_shares(self) -> dict[str, float]:
-        """The normalized weights of the rewards, which are empty for fewer than two rewards."""
+        """The normalized weights of the rewards, by name. Empty for fewer than two rewards."""
         return derived.reward_shares(self.reward)
 
-    # Hidden from type checkers, which would accept any name.
+    # Hidden from type checkers, because with `__getattr__` they would accept any attribute name.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -188,8 +187,8 @@ class PolicySettings:
 
     Attributes:
       limits: limits of prompts, thinking and answers.
-      eval_slots: number of rows that an evaluation decodes at a time. None for the number of a
-        training rollout.
+      eval_slots: number of sequences that an evaluation decodes at a time. None for the same number
+        as in a training rollout.
       has_warmup: True if a supervised warm-up trains the policy first.
     """
 
@@ -222,8 +221,9 @@ class WarmupSettings:
       seed: seed of the warm-up.
       model_path: folder of the pretrained model, or None.
       largest_budget: largest budget of training, in tokens.
-      prompt_budgets: budgets to write into prompts, which are all budgets of training and
-        evaluation, so that the policy sees every number. None if prompts contain no budget.
+      prompt_budgets: all budgets of training and evaluation, in tokens. The prompts of the warm-up
+        contain these budgets, so that the policy sees every number. None if prompts contain no
+        budget.
     """
 
     warmup: WarmupConfig
@@ -236,7 +236,7 @@ class WarmupSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """The records of all rooms that have one."""
+    """The settings records of a run, computed by `resolve`."""
 
     task: TaskSettings
     limits: ResponseLimits
@@ -246,7 +246,7 @@ class Settings:
 
 
 def resolve(config: Config) -> Settings:
-    """Returns the settings of every room. The numbers of the config must be within their bounds."""
+    """Returns the settings records of a config, whose numbers must be within their bounds."""
     conditioning = config.conditioning
     column = config.data.answer_column
     grader = GraderSettings(

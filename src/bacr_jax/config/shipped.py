@@ -22,12 +22,12 @@ from bacr_jax.errors import UserError
 from bacr_jax.files import expand_home
 
 ENDINGS = (".yaml", ".yml")
-# Folder of the overlays, each of which sets a method and needs another config below it.
+# Folder of the overlays. An overlay sets only a method, so another config must be passed first.
 OVERLAYS = "methods"
 # Folders of the shipped configs that are searched for a name, in this order.
 CONFIGS = ("", OVERLAYS, "examples", "studies/tasks")
 STUDIES = ("studies",)
-# Start of a config's first line, before a description that `bacr configs` prints.
+# Start of a config's first line. The rest of the line is the description in `bacr configs`.
 SUMMARY = "# In short: "
 _FOLDER = "configs"
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
@@ -49,9 +49,9 @@ def names(folders: Sequence[str] = CONFIGS) -> list[str]:
 
 
 def description(name: str) -> str:
-    """Returns a short description of a shipped config.
+    """Returns the one-line description of a shipped config, or "" if the config has none.
 
-    It is the text after `SUMMARY` in the first line, or the `title` of a study.
+    The description is the text after `SUMMARY` in the first line, or the `title` of a study.
     """
     for line in (root() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         for start in (SUMMARY, "title: "):
@@ -61,13 +61,13 @@ def description(name: str) -> str:
 
 
 def check_overlays(paths: Sequence[str | Path]) -> None:
-    """Refuses a list of configs that consists only of shipped overlays.
+    """Checks that a list of configs does not consist only of shipped overlays.
 
-    The defaults of all other keys describe no useful run, so a run would start from settings that
-    nobody chose.
+    An overlay is a config in configs/methods that sets only the keys of a method. All other keys
+    would have their defaults, which do not describe a useful run.
 
     Raises:
-      UserError: every path is a config in the folder `OVERLAYS`.
+      UserError: if every path is a config in the folder `OVERLAYS`.
     """
     overlay_folder = (root() / OVERLAYS).resolve()
     if any(locate(path).resolve().parent != overlay_folder for path in paths):

@@ -1,15 +1,15 @@
-"""Names from other trainers and option styles of other commands, with our key for each.
+"""Maps setting names of other trainers and options of other commands to the names used here.
 
-`yaml.nearest_key` looks an unknown key up here, and `bacr train` checks its words before argparse
-parses them. A synonym is only named in an error: it never sets anything.
+`yaml.nearest_key` looks up unknown keys here. `bacr train` calls `check_options` before argparse
+parses the command line. Synonyms are only suggested in error messages and never accepted as keys.
 """
 
 from collections.abc import Collection, Sequence
 
 from bacr_jax.errors import UserError
 
-# Names that TRL, verl and similar trainers use, with the key or keys to write. Only the part after
-# the last dot counts, so that `actor_rollout_ref.rollout.n` is found too.
+# Maps names that TRL, verl and similar trainers use to the key or keys to write. Names contain only
+# the part after the last dot, so that `n` also matches `actor_rollout_ref.rollout.n`.
 SYNONYMS = {
     "adam_beta1": "optimizer.b1",
     "adam_beta2": "optimizer.b2",
@@ -76,7 +76,7 @@ _OPTIONS = {
 
 
 def synonym(key: str) -> str | None:
-    """Returns what to write instead of a name that another trainer uses, or None.
+    """Returns what to write instead of a name that another trainer uses, or None if it is unknown.
 
     Args:
       key: the unknown dotted key. Dashes count as underscores.
@@ -85,14 +85,14 @@ def synonym(key: str) -> str | None:
 
 
 def check_options(words: Sequence[str], settings: Collection[str]) -> None:
-    """Checks a command line for keys that are written as options, and for foreign options.
+    """Rejects config keys that are written as options, and options of other trainers' commands.
 
     Args:
       words: the arguments of the command.
       settings: dotted names of all keys.
 
     Raises:
-      UserError: a word is such an option. The error contains one line for each.
+      UserError: if the command line contains such options. The error contains one line for each.
     """
     lines = []
     for index, word in enumerate(words):

@@ -63,13 +63,13 @@ def batch_problems(
 
 
 def rollout_problems(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iterator[str]:
-    """Yields an error message for each problem of the vLLM servers and of sampling ahead."""
+    """Yields an error message for each problem of the vLLM servers and of `rollout.async_steps`."""
     yield from _servers(rollout)
     yield from _ahead(rollout, loss, train)
 
 
 def _servers(rollout: RolloutConfig) -> Iterator[str]:
-    """Yields an error message if the vLLM servers do not match `rollout.engine`."""
+    """Yields an error message if the vLLM servers conflict with `rollout.engine`."""
     if rollout.engine == "vllm" and not rollout.urls:
         yield (
             "rollout.engine=vllm needs the addresses of vLLM servers, but rollout.urls is empty; "

@@ -9,8 +9,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-# Integers of this absolute value or more are rejected as typos. This also avoids integers of more
-# than 4300 digits, which Python refuses to print.
+# Integers with at least this absolute value are rejected as typos. This also rejects integers with
+# more than 4300 digits, which Python can't print.
 _LARGEST_INT = 2**63
 
 # Matches numbers such as 1e-6, which YAML 1.1 parses as strings because they have no decimal point.
@@ -200,7 +200,7 @@ def _encodable(text: str) -> bool:
 def expected(hint: Any, value: Any) -> str:
     """Suggests what to write instead of a value that does not match the type `hint`.
 
-    Returns a similar valid value if there is one, otherwise a description of the type.
+    Returns a similar valid value if one exists, and otherwise a description of the type.
     """
     members = alternatives(hint)
     if _means_null(members, value):

@@ -125,8 +125,8 @@ def _document(text: str, source: str, prefix: str = "") -> Parsed:
     try:
         loader = _Loader(text)
         return Parsed(loader.get_single_node(), loader, source, prefix)
-    # Besides YAMLError, PyYAML raises RecursionError for deeply nested input, and ValueError for an
-    # escape sequence that is not a valid character.
+    # PyYAML also raises RecursionError for deeply nested input, and ValueError for an escape
+    # sequence that is not a valid character.
     except Exception as error:
         problem, line = _problem(error, text)
     if prefix:
@@ -226,7 +226,7 @@ def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
       parsed: the document that contains the node.
       node: the node.
       where: location for error messages.
-      key: dotted key for error messages; may be empty.
+      key: dotted key for error messages. It may be empty.
     """
     name = f": {shown(key, quote=False)}" if key else ""
     try:
@@ -283,13 +283,13 @@ def _under(
     sections: set[str],
     first_lines: dict[str, int],
 ) -> Iterator[Entry]:
-    """Yields the entries of a node and its children. Helper of `entries`.
+    """Yields the entries of a node and its children.
 
     Args:
       parsed: the document.
-      key: dotted key of the node; empty for the root of a file.
+      key: dotted key of the node. Empty for the root of a file.
       node: the node.
-      line: 1-based line number of the key; 0 for the root of a file and for an override.
+      line: 1-based line number of the key, or 0 for the root of a file and for an override.
       sections: dotted names of all sections.
       first_lines: line number of every key seen so far, to report repeated keys. Updated in place.
     """
@@ -298,8 +298,8 @@ def _under(
     inside = not key or key in sections
     if inside and isinstance(node, yaml.MappingNode):
         for name_node, child in node.value:
-            # The nodes of an alias have the line numbers of the mapping that it refers to. For
-            # these keys, the line of the alias is reported instead.
+            # The nodes of an alias have the line numbers of the mapping to which the alias refers.
+            # Report the line of the alias for these keys.
             key_line = max(name_node.start_mark.line + 1, line)
             where = _location(parsed, key_line)
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None

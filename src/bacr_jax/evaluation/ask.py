@@ -47,9 +47,8 @@ from bacr_jax.runs import setup
 from bacr_jax.runs.saved_policy import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Poll, Prompts
 
-# Called with the index of a row (one answer of the rollout), the text of its thinking so far, and
-# the text of its answer so far. The text of the answer includes the forced tokens before the
-# answer.
+# Called with the index of an answer in the rollout, its thinking text so far, and its answer text
+# so far. The answer text includes the forced tokens before the answer.
 Watch = Callable[[int, str, str], Any]
 
 # Minimum width of prompts and budgets. Widths are rounded up to a power of two, so that the next
@@ -75,9 +74,9 @@ class Answer:
       forced_tokens: number of tokens inserted between the thinking and the answer.
       answer_tokens: number of sampled answer tokens, including the closing tag.
       answer: text of the answer, without its tags.
-      answer_text: text of the answer with its tags, without the closing tag if the answer was not
-        closed.
-      closed_by: reason why the thinking ended: the closing tag, the budget or the end of the turn.
+      answer_text: text of the answer with its tags. The closing tag is missing if the answer was
+        not closed.
+      closed_by: reason why the thinking ended: "tag", "budget", or "end of turn" (an end token).
       finished: True if the answer was closed within `rollout.answer_tokens` tokens.
       tokens: token ids after the prompt: the thinking with its closing tag, the forced tokens and
         the answer.
@@ -99,7 +98,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ResponseScore:
-    """The log-probabilities of a response, which may come from any source.
+    """The log-probabilities that a policy assigns to the tokens of a given response.
 
     Attributes:
       question: the question.
@@ -123,7 +122,10 @@ class ResponseScore:
 
 
 class Session:
-    """A policy that is loaded once and can answer any number of questions."""
+    """A policy that is loaded once and can answer any number of questions.
+
+    `ask` samples answers, and `score` computes the log-probabilities of given responses.
+    """
 
     def __init__(self, saved: SavedPolicy, style: PromptFormat):
         """Loads the tokenizer. The weights are loaded with the first question."""
@@ -150,21 +152,22 @@ class Session:
 
         Args:
           questions: questions to answer.
-          budgets: thinking budgets in tokens. None stands for no budget; the thinking is then
-            limited to `budget.cap` tokens.
+          budgets: thinking budgets in tokens. None means no budget, and limits the thinking to
+            `budget.cap` tokens.
           samples: number of answers per question and budget.
           temperature: sampling temperature. 0 selects the most likely token.
           top_p: cumulative probability for nucleus sampling.
           seed: random seed.
-          watch: called after every decoded chunk, for each row (one answer of the rollout) with new
-            tokens. It receives the row number and the current texts of thinking and answer.
+          watch: function that is called during decoding for each answer with new tokens. The
+            arguments are the index of the answer, its thinking text so far, and its answer text so
+            far.
           poll: called regularly. It may raise an exception to stop.
 
         Returns:
           The answers, ordered by question, then budget, then sample.
 
         Raises:
-          UserError: a prompt or a budget is too long.
+          UserError: if a prompt or a budget is too long.
         """
         limit_without_budget = cap(self.saved.config.budget)
         limits = np.array(
@@ -199,7 +202,7 @@ class Session:
         ]
 
     def _spec_for(self, num_rows: int, largest_budget: int) -> RolloutSpec:
-        """Returns rollout settings with rounded sizes, so that programs are reused.
+        """Returns rollout settings with sizes rounded up, so that compiled programs are reused.
 
         Args:
           num_rows: number of answers to sample.
@@ -213,10 +216,10 @@ class Session:
         return spec
 
     def prompts(self, questions: Sequence[str], budgets: Sequence[int | None]) -> Prompts:
-        """Encodes the prompts of all questions at the first budget, then at the second, and so on.
+        """Encodes the prompt of every question at every budget, ordered by budget, then question.
 
         Raises:
-          UserError: a prompt has more than `data.max_prompt_tokens` tokens.
+          UserError: if a prompt has more than `data.max_prompt_tokens` tokens.
         """
         config = self.saved.config
         style = self.style
@@ -255,16 +258,16 @@ class Session:
     def _largest_budget(
         self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
     ) -> int:
-        """Returns the largest limit on thinking tokens of these prompts.
+        """Checks that all sequences fit into the model and returns the largest entry of `limits`.
 
         Args:
           prompts: the tokens of the prompts.
-          budgets: budgets of the prompts, which are named in the error message.
+          budgets: budgets of the prompts, for the error message.
           limits: maximum number of thinking tokens of each prompt: its budget, or the cap if it has
             no budget.
 
         Raises:
-          UserError: prompt, thinking and answer would exceed the model's number of positions.
+          UserError: if prompt, thinking and answer can exceed the model's number of positions.
         """
         config = self.saved.config
         largest = max(int(limits.max()), 1)
@@ -282,9 +285,10 @@ class Session:
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        """Loads the policy on its device.
+        """Loads the policy onto its device.
 
-        `ask` replaces `max_thinking` in the rollout settings of the decoder.
+        `max_thinking` is a placeholder, which `ask` replaces in the rollout settings of the
+        decoder.
         """
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
@@ -333,7 +337,7 @@ class Session:
           budget: thinking budget of all prompts, or None for no budget.
 
         Raises:
-          UserError: a response is empty, is too long, or contains ids outside the vocabulary.
+          UserError: if a response is empty, is too long, or contains ids outside the vocabulary.
         """
         if len(questions) != len(responses):
             raise UserError(
@@ -382,11 +386,11 @@ class Session:
 
     @functools.cached_property
     def _scoring(self) -> tuple[LearnerSpec, Any]:
-        """Returns the static settings for scoring full sequences, and the weights."""
+        """Returns the settings of the forward pass that scores full sequences, and the weights."""
         settings = resolve(self.saved.config)
         method = load_method(settings.method)
         learner = setup.make_policy(settings.policy, method, self.vocab_size).learner
-        # remat saves memory only when gradients are computed, which is not the case here.
+        # Rematerialization is disabled, because no gradients are computed here.
         spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         return spec, jax.tree.map(jnp.asarray, self.saved.params())
 
@@ -419,7 +423,7 @@ class Session:
         return ids
 
     def _token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Decodes each token separately. Padding rows of the embedding have an empty text."""
+        """Decodes each token separately. Ids outside the tokenizer's vocabulary become ""."""
         size = len(self.tokenizer)
         return tuple(decode_ids(self.tokenizer, [i]) if i < size else "" for i in ids)
 
@@ -435,9 +439,9 @@ def rounded_up(number: int) -> int:
 
 
 def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Callbacks:
-    """Returns callbacks that pass the texts of all answers to `watch` during sampling.
+    """Returns rollout callbacks that pass the texts of all answers to `watch` during sampling.
 
-    A character is passed on only after all of its tokens have been sampled.
+    A character that consists of several tokens is passed only after all of them were sampled.
     """
     thinking: dict[int, list[int]] = collections.defaultdict(list)
     last_texts: dict[int, tuple[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Compares two evaluations on the same problems, with paired differences per problem.
+"""Compares two evaluations on the same problems by computing a difference for each problem.
 
 `bacr evaluate --compare` uses this module. It neither reads files nor samples answers.
 """
@@ -39,15 +39,15 @@ def check_comparable(
     """Checks that two evaluations share the grader, the problems and at least one setting.
 
     Args:
-      mine: entry `sets` in the settings of this evaluation.
+      mine: entry `sets` in the settings of this evaluation (evaluation.json).
       theirs: all settings of the other evaluation.
-      modes: budgets of this evaluation by decoding mode.
+      modes: maps each decoding mode of this evaluation to its budgets in tokens.
       where: folder of the other evaluation as written by the user.
       option: command-line option of the folder, for error messages.
       grader: file and digest of this evaluation's verifier. None or empty for the built-in rules.
 
     Raises:
-      UserError: the evaluations can't be compared.
+      UserError: if the evaluations can't be compared.
     """
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
@@ -74,7 +74,7 @@ def _grader_name(grader: Mapping[str, str] | None) -> str:
 
 
 def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raises UserError unless the evaluations share a set, with equal problems in each.
+    """Raises UserError if the evaluations share no set, or if the problems of a shared set differ.
 
     Args:
       mine, theirs: entry `sets` in the settings of both evaluations.
@@ -99,12 +99,13 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
     """Computes differences `one` - `other` with 95 % confidence intervals.
 
     The intervals are computed by a paired bootstrap over problems. A setting is a decoding mode and
-    a budget. Sets and settings that only one evaluation contains are omitted. Answers at truncation
-    points before the budget are omitted, too.
+    a budget. Sets and settings that only one evaluation contains are omitted, and so are answers at
+    truncation points before the budget.
 
     Returns:
-      A dict by evaluation set with the entries `by_budget` (by mode and budget) and `anytime` (by
-      mode, computed over the common budgets).
+      A dict from the name of each evaluation set to a dict with two entries. `by_budget` contains
+      the differences by mode and budget. `anytime` contains, by mode, the differences of the mean
+      over the common budgets and of the area under the curve.
     """
     differences: dict[str, Any] = {}
     for name in one:
@@ -127,10 +128,10 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
 def _pairs(
     name: str, one: Mapping[EvalSetting, Graded], other: Mapping[EvalSetting, Graded]
 ) -> dict[str, dict[int, tuple[Graded, Graded]]]:
-    """Pairs the samples of two evaluations of a set, by decoding mode and common budget.
+    """Returns the samples of two evaluations of a set as pairs, by decoding mode and common budget.
 
     Raises:
-      UserError: the problems of a common setting differ.
+      UserError: if the problems of a common setting differ.
     """
     by_cell = {
         (setting.mode, setting.budget): cell

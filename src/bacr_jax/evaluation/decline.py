@@ -1,8 +1,8 @@
 """Detects budgets at which a policy is worse after training than before.
 
 A mean over budgets can hide a budget at which training degraded the policy. The training loop,
-reports and studies use this rule. It compares a policy before and after training on one evaluation
-set, and does not test which of two methods is better.
+reports and studies call `declines` to find such budgets on one evaluation set. The module does not
+test which of two methods is better.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bacr_jax.evaluation.intervals import wilson_interval
 from bacr_jax.evaluation.summary import Summary
 
-# The share of closed answers never counts as declined if it is at least this number.
+# The fraction of closed answers never counts as declined if it is at least this number.
 CLOSED_ANSWERS = 0.95
 ACCURACY, CLOSED = "accuracy", "closed answers"
 
@@ -21,9 +21,9 @@ class Decline(NamedTuple):
 
     Attributes:
       mode: decoding mode, greedy or sampled.
-      budget: thinking budget in tokens, as text. It is a key of the results.
-      measure: `ACCURACY`, or `CLOSED` for the share of answers that ended with a closing tag or an
-        end token.
+      budget: thinking budget in tokens, as the text that is its key in the results.
+      measure: the rate that declined. Either `ACCURACY`, or `CLOSED`, which is the fraction of
+        answers that ended with a closing tag or an end token.
       before: the rate before training, in [0, 1].
       after: the rate after training, in [0, 1].
     """
@@ -50,8 +50,8 @@ def accuracy_declined(before: float, after: float, problems: int) -> bool:
 def interval_before(entry: Mapping[str, Any]) -> tuple[float, float]:
     """Returns the 95 % Wilson interval of the accuracy before training.
 
-    Results of earlier versions do not contain their number of problems. For them, the interval
-    stored in the results is returned.
+    The interval is recomputed from the number of problems. Results of earlier versions do not
+    contain this number, so their stored interval is returned.
 
     Args:
       entry: results at one budget, before training.
@@ -64,7 +64,7 @@ def interval_before(entry: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def closed_answers_declined(before: float, after: float, problems: int) -> bool:
-    """True if `after` is below both `CLOSED_ANSWERS` and the 95 % Wilson interval of `before`."""
+    """True if `after` is below both `CLOSED_ANSWERS` and the Wilson interval of `before`."""
     return after < CLOSED_ANSWERS and accuracy_declined(before, after, problems)
 
 

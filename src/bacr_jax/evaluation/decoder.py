@@ -1,7 +1,7 @@
 """Samples and grades a policy's answers at given budgets.
 
-`evaluate_set` runs the evaluation between training steps. `bacr evaluate` calls `draw_samples` for
-each batch (evaluation/job.py). The modules `ask` and `served` use only the class `Decoder`.
+The training loop calls `evaluate_set` between training steps. `bacr evaluate` calls `draw_samples`
+for each batch (see `job`). The modules `ask` and `served` use only the class `Decoder`.
 """
 
 import dataclasses
@@ -55,7 +55,8 @@ from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts,
 
 # Fields of a `Sample` that are copied from its verdict.
 _VERDICT_FIELDS = ("extracted", "correct", "strict", "path", "timed_out")
-# Parameters that stay in float32: the budget module, and the adapters until they are merged.
+# Parameters that stay in float32: the budget module, and the LoRA adapters until they are merged
+# into the weights.
 _ADAPTER_NAMES = ("adapter", "adapter_scale")
 _FLOAT32_NAMES = ("budget", *_ADAPTER_NAMES)
 
@@ -65,7 +66,7 @@ class Decoder:
     """A policy that is ready to sample answers.
 
     Attributes:
-      params: weights in the layout for decoding.
+      params: weights of the policy, in the layout for decoding.
       spec: static settings of the rollout. Its maximum thinking length covers every evaluated
         budget.
       phi_of: function that maps budgets to budget embeddings, or None if the policy has no budget
@@ -86,15 +87,17 @@ class Decoder:
         """Samples thinking up to the budget, and an answer at each truncation point (cut).
 
         A part is a list of rows (one trace each) with one decoding mode and budget. All parts are
-        sampled in one call and share the decoding slots. Rows with the largest budgets start first.
+        sampled in one call and share its decoding slots (the traces that are decoded at the same
+        time). Rows with the largest budgets start first.
 
         Args:
           prompts: prompts of the rows of each part.
-          parts: rows and settings to sample.
+          parts: row numbers and settings to sample.
           sampling: sampling setup of the evaluation.
 
         Returns:
-          For each part, prompts with thinking (`Trunks`) and answers (`Branches`), on the host.
+          For each part, the prompts with thinking (`Trunks`) and the answers (`Branches`), as NumPy
+          arrays.
         """
         first_settings = [settings[0] for _, settings in parts]
         rows_of_parts = [len(rows) for rows, _ in parts]
@@ -154,8 +157,7 @@ class Decoder:
 def _limit(settings: Sequence[EvalSetting], cap: int) -> int:
     """Returns the maximum number of thinking tokens of traces that several settings share.
 
-    The limit is the largest truncation point, or the budget if the traces are not truncated before
-    it.
+    The limit is the largest truncation point. If there is no truncation point, it is the budget.
 
     Args:
       settings: settings of the traces, in ascending order of truncation points.
@@ -194,7 +196,7 @@ def open_decoder(
       num_devices: number of devices.
 
     Raises:
-      UserError: the budget module is missing, or the shape of the embedding does not match the
+      UserError: if the budget module is missing, or the shape of the embedding does not match the
         config.
     """
     policy = policy_of(resolve(saved.config), vocab_size, num_devices)
@@ -230,7 +232,7 @@ def open_decoder(
 
 
 def policy_of(settings: Settings, vocab_size: int, num_devices: int) -> setup.Policy:
-    """Returns the policy of a run. With several devices, its mesh is for decoding only."""
+    """Returns the policy of a run. With several devices, its mesh can be used only for decoding."""
     policy = settings.policy
     mesh = None
     if num_devices > 1:
@@ -242,10 +244,10 @@ def policy_of(settings: Settings, vocab_size: int, num_devices: int) -> setup.Po
 def declaration(
     tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Int[np.ndarray, "n"]:
-    """Returns the tokens that declare a budget at the start of a response.
+    """Returns the token ids of the budget tag, with which a response begins in some prompt formats.
 
-    The tokens are appended to the prompt. The array is empty if the format has no budget tag, or if
-    the policy writes the tag itself.
+    The evaluation appends these tokens to the prompt, so that the policy continues after the tag.
+    The array is empty if the format has no budget tag, or if the policy writes the tag itself.
     """
     if not style.budget_close or config.budget_tag == "declared":
         return np.zeros(0, np.int32)
@@ -255,7 +257,7 @@ def declaration(
 def with_declared_budget(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
-    """Appends the budget `declaration` to prompts. NO_BUDGET leaves the prompts unchanged."""
+    """Appends the budget tag (`declaration`) to prompts. With NO_BUDGET, they are unchanged."""
     if budget == NO_BUDGET:
         return prompts
     declared = declaration(tokenizer, style, config, budget)
@@ -275,7 +277,7 @@ def check_grace(grace: int, tokenizer: Any) -> None:
       tokenizer: tokenizer of the policy.
 
     Raises:
-      UserError: there is a grace window and no token contains a line break.
+      UserError: if the grace window is not empty and no token contains a line break.
     """
     if grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
@@ -302,7 +304,7 @@ def draw_samples(
       decoder: policy that samples the answers.
       questions: questions of the set.
       chosen: indices of the evaluated questions in `questions`.
-      parts: rows and settings. All parts must have the same number of settings.
+      parts: row numbers and settings. All parts must have the same number of settings.
       sampling: sampling setup of the evaluation.
       name: name of the set, which is stored in the samples.
 
@@ -400,12 +402,12 @@ def _read_cut(
 
     Args:
       row: index of the trace.
-      lane: index of the cut among all cuts of the trace.
+      lane: index of the cut along the axis of cuts in `branches`.
       cut: number of thinking tokens before the answer, or None for the full thinking.
 
     Returns:
-      A tuple of the text of the thinking up to the cut, the text from the cut on (suffix and
-      answer), and the fields of a `Sample` that contain token counts.
+      A tuple of three values: the text of the thinking up to the cut, the text after the cut
+      (forced suffix and answer), and the fields of a `Sample` about token counts and endings.
     """
     thinking = int(trunks.thinking[row])
     sampled = int(trunks.sampled[row])
@@ -420,7 +422,8 @@ def _read_cut(
     answer_ids = branches.tokens[row, lane, : forced + answered].tolist()
     thinking_text = decode_ids(tokenizer, thinking_ids)
     text = decode_ids(tokenizer, thinking_ids + answer_ids)
-    # The tokens of one character can be split between the thinking and the answer.
+    # The tokens of one character can be split between the thinking and the answer. In this case,
+    # the entire text is returned as the answer.
     if not text.startswith(thinking_text):
         thinking_text = ""
     counts = {
@@ -457,8 +460,8 @@ def evaluate_set(
       key: PRNG key for sampling.
       config: evaluation settings.
       seed: random seed for selecting `config.size` questions.
-      spec: entry of `data.eval` for this set. It selects the number of samples if `config.samples`
-        contains several.
+      spec: entry of `data.eval` for this set. Needed if `config.samples` has a number of samples
+        for each set.
       on_progress: called with the number of decoded traces and the total number of traces.
       poll: called regularly. It may raise an exception to stop.
 

@@ -59,8 +59,8 @@ class SampleBatch:
 
     Attributes:
       set: name of the evaluation set.
-      settings: decoding mode and budget of all rows. Several settings differ in the truncation
-        point.
+      settings: settings of all rows. They have the same decoding mode and budget, and differ only
+        in the truncation point.
       rows: row numbers. The row with number problem * samples + sample is one trace of a problem.
       keys: `Sample.key` of each row and setting, ordered by row and then by setting.
     """
@@ -77,7 +77,7 @@ def sample_batches(
     """Splits an evaluation into batches, in the order of sampling.
 
     Args:
-      ids: ids of the evaluated problems by set.
+      ids: maps the name of each set to the ids of its evaluated problems.
       settings: groups of settings (decoding mode, budget and truncation point). All settings of a
         group use the same traces.
       most: maximum number of rows (traces) per batch.
@@ -122,7 +122,7 @@ def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[Samp
 
 
 def _shape(batch: SampleBatch) -> tuple[str, int]:
-    """Returns the set and the number of truncation points, which all batches of a call share."""
+    """Returns the set and the number of truncation points, which must be equal within a call."""
     return batch.set, len(batch.settings)
 
 
@@ -137,7 +137,7 @@ def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
       work: all batches of the evaluation.
 
     Raises:
-      UserError: a line is not the expected sample, or the file can't be written.
+      UserError: if a line is not the expected sample, or the file can't be written.
     """
     path = folder / SAMPLES
     if not path.exists():
@@ -221,7 +221,7 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
     raised in the `with` block before any sample was written, a newly created folder is removed.
 
     Raises:
-      UserError: the folder contains something else, is in use, or can't be written.
+      UserError: if the folder contains something else, is in use, or can't be written.
     """
     where = f"--out {path}"
     with usable(where):
@@ -311,7 +311,7 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
       names: sets that the results must contain.
 
     Raises:
-      UserError: results.json is missing or damaged.
+      UserError: if results.json is missing or damaged.
     """
     try:
         results = files.read_object(path / RESULTS)
@@ -336,7 +336,7 @@ def read_samples(path: Path) -> SamplesBySet:
     A setting is a decoding mode, a budget and a truncation point.
 
     Raises:
-      UserError: the evaluation is missing, unfinished or damaged.
+      UserError: if the evaluation is missing, unfinished or damaged.
     """
     settings = read_settings(path)
     files = (path / RESULTS, path / SAMPLES)
@@ -375,7 +375,7 @@ def read_samples(path: Path) -> SamplesBySet:
 
 
 def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
-    """Returns the expected number of answers by set, mode, budget and truncation point."""
+    """Returns the expected number of answers, keyed by set, mode, budget and truncation point."""
     decoding = settings["decoding"]
     every = decoding.get("every")
     largest = max(decoding["budgets"], default=0)
@@ -401,8 +401,9 @@ def default_folder(
     """Returns the default output folder for an evaluation of a run's step or of a model.
 
     Args:
-      settings_name: name of the settings (see `evaluate.settings_name`), which keeps evaluations
-        with different settings apart. It is empty for the settings of the run.
+      settings_name: name of the evaluation's settings (see `evaluate.settings_name`), so that
+        evaluations with different settings have different folders. Empty for the settings of the
+        run.
     """
     if run is not None and step is not None:
         return RunPaths(run).evaluation_of(step, settings_name)
@@ -419,16 +420,16 @@ def finished_evaluations(run: Path) -> list[Path]:
 def find_evaluation(folder: Path, settings_name: str = "") -> Path:
     """Returns the folder of the evaluation to compare with.
 
-    If `folder` is an evaluation, it is returned. If it is a run, an evaluation of the run's best
-    checkpoint is returned, or of its last evaluated checkpoint if no best checkpoint was
-    determined. Of several evaluations of the checkpoint, the first of these is returned: the one
-    with the same settings, the one with the run's own settings, the first by name.
+    If `folder` is an evaluation, it is returned. If it is a run, the result is an evaluation of the
+    run's best checkpoint, or of its last evaluated checkpoint if no best checkpoint was determined.
+    If the checkpoint has several evaluations, an evaluation with the same settings is preferred,
+    then an evaluation with the settings of the run, then the first by name.
 
     Args:
-      settings_name: name of the settings of the present evaluation.
+      settings_name: name of the settings of this evaluation (see `evaluate.settings_name`).
 
     Raises:
-      UserError: the folder contains no evaluation, or the best checkpoint was not evaluated.
+      UserError: if the folder contains no evaluation, or the best checkpoint was not evaluated.
     """
     if (folder / SETTINGS).is_file():
         return folder
@@ -459,7 +460,7 @@ def _step_of(evaluation: Path) -> int:
 
 
 def _best_step(run: Path) -> int | None:
-    """Returns the step of a run's best checkpoint; None if no evaluation determined it."""
+    """Returns the step of a run's best checkpoint, or None if no evaluation determined it."""
     if not steps_in(RunPaths(run).checkpoints):
         return None
     chosen = choose_step(run)

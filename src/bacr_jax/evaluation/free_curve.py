@@ -1,9 +1,9 @@
-"""Compares a policy with the policy before training, truncated at smaller budgets.
+"""Compares a trained policy with the untrained policy, truncated at smaller budgets.
 
-Truncating an untrained policy earlier saves tokens without any training. The free curve is its
-accuracy by tokens used, over its truncation points. A trained policy saves tokens only where its
-accuracy lies above the free curve. `bacr evaluate --free` calls these functions. They neither read
-files nor sample answers.
+Truncating the untrained policy earlier saves tokens without any training. The free curve contains,
+for each truncation point, the mean number of tokens and the accuracy of the untrained policy.
+Training saved tokens only if the trained policy's accuracy lies above the free curve. `bacr
+evaluate --free` calls these functions. They neither read files nor sample answers.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,11 @@ class FreeCurve:
     """Accuracy and tokens of a policy at K truncation points.
 
     Attributes:
-      cuts: truncation points in thinking tokens, in ascending order.
-      correct: accuracy of each problem at each truncation point.
-      total: tokens used for each problem, which are thinking, forced and answer tokens.
-      ids: id of each problem.
+      cuts: K truncation points in thinking tokens, in ascending order.
+      correct: accuracy of each problem at each truncation point, in [0, 1], with shape [n, K].
+      total: mean number of thinking, forced and answer tokens of each problem at each truncation
+        point, with shape [n, K].
+      ids: ids of the n problems.
     """
 
     cuts: list[int]
@@ -47,9 +48,8 @@ def curve_value(
 ) -> float:
     """Returns the accuracy of a free curve at a number of tokens, by linear interpolation.
 
-    An interpolated point can be reached without training: a policy that is truncated at one of two
-    points at random uses the mean of their tokens and has the mean of their accuracies. Beyond its
-    ends, the curve is constant.
+    Interpolation is justified, because a policy that is truncated at one of two points at random
+    has the weighted mean of their tokens and accuracies. Beyond its ends, the curve is constant.
 
     Args:
       tokens: mean number of tokens used.
@@ -63,10 +63,10 @@ def curve_value(
 def tokens_needed(
     accuracy: float, curve_tokens: Float[np.ndarray, "K"], accuracies: Float[np.ndarray, "K"]
 ) -> float | None:
-    """Returns the tokens at which a free curve first reaches an accuracy, or None if it never does.
+    """Returns the number of tokens at which a free curve first reaches an accuracy, or None.
 
     Args:
-      accuracy: mean accuracy of another policy.
+      accuracy: mean accuracy of another policy. The result is None if the curve stays below it.
       curve_tokens: mean number of tokens used at each truncation point.
       accuracies: mean accuracy at each truncation point.
     """
@@ -86,14 +86,14 @@ def tokens_needed(
 def distance(
     correct: Float[np.ndarray, "n"], total: Float[np.ndarray, "n"], curve: FreeCurve
 ) -> dict[str, Any]:
-    """Returns a policy's accuracy less the accuracy of the free curve at the same mean tokens.
+    """Returns a policy's accuracy minus the accuracy of the free curve at equal mean tokens.
 
-    The interval is computed by the bootstrap over problems. Each resample recomputes the mean
-    tokens, the curve and the difference, so both policies stay paired by problem.
+    The confidence interval is computed by a bootstrap over problems. Each resample recomputes the
+    mean tokens, the curve and the difference from the same problems for both policies.
 
     Args:
-      correct: accuracy of the policy on each problem.
-      total: tokens used by the policy for each problem.
+      correct: accuracy of the policy on each problem, with shape [n].
+      total: mean number of tokens of the policy on each problem, with shape [n].
       curve: free curve on the same problems.
 
     Returns:
@@ -127,13 +127,14 @@ def distance(
 
 
 def free_curve_of(by_setting: Mapping[EvalSetting, Graded], mode: str) -> FreeCurve | None:
-    """Returns the free curve of an evaluation in a decoding mode, or None if it has no such answer.
+    """Returns the free curve of an evaluation, or None if the decoding mode was not evaluated.
 
-    The points are those of the dense curve. Without a dense curve, the points are the evaluated
-    budgets, because the budget as input has no effect before training.
+    The curve has a point for each truncation point of the dense curve (`eval.cut_every`). Without a
+    dense curve, it has a point for each evaluated budget, because an untrained policy does not use
+    the budget that it receives as input.
 
     Args:
-      by_setting: samples of one set by setting.
+      by_setting: samples of one evaluation set by setting.
       mode: decoding mode.
     """
     cells = {s: graded for s, graded in by_setting.items() if s.mode == mode and s.budget >= 0}
@@ -158,12 +159,12 @@ def compare_with_free_curve(one: Results, before: Results) -> dict[str, Any]:
       before: graded samples of the policy before training.
 
     Returns:
-      A dict by set and decoding mode with the entries `curve` (by truncation point) and
-      `by_budget` (the results of `distance`). Sets and modes that only one evaluation contains are
-      omitted.
+      A dict from set and decoding mode to a dict with the entries `curve` (by truncation point) and
+      `by_budget` (result of `distance` by budget). Sets and modes that only one evaluation contains
+      are omitted.
 
     Raises:
-      UserError: the problems of a set differ.
+      UserError: if the problems of a set differ.
     """
     compared: dict[str, Any] = {}
     for name, by_setting in one.items():
@@ -185,7 +186,7 @@ def compare_with_free_curve(one: Results, before: Results) -> dict[str, Any]:
 
 
 def _points(curve: FreeCurve) -> dict[str, dict[str, Any]]:
-    """Returns the accuracy with its interval and the tokens of a free curve by truncation point."""
+    """Returns accuracy, confidence interval and mean tokens of each truncation point of a curve."""
     ends = rate_intervals(curve.correct)
     points = {}
     for column, cut in enumerate(curve.cuts):

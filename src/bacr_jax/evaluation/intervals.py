@@ -1,14 +1,13 @@
 """Computes 95 % confidence intervals of means over problems, with the bootstrap over problems.
 
-Samples of the same problem are correlated, so the unit of resampling is the problem, not the
-sample. Every reported value is a mean over problems of one score per problem, so a single set of
-resamples is used for all values. The difference between two policies on the same problems is also
-such a score.
+Samples of the same problem are correlated, so problems are resampled instead of samples. Every
+reported value is a mean over problems of one score per problem, so the same resamples are used for
+all values. The difference between two policies on the same problem is also such a score.
 
 Scores may be verdicts (0 or 1) or any numbers in [0, 1]. If the bootstrap interval has zero width,
 it is replaced by the interval of a formula for proportions (Wilson, or Agresti and Min). The
-formula is conservative for any scores, because no score in [0, 1] with mean p has a variance larger
-than p (1 - p).
+formula is conservative for any score in [0, 1], because a score with mean p has a variance of at
+most p (1 - p).
 """
 
 import functools
@@ -40,7 +39,9 @@ Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 def wilson_interval(successes: float | int, trials: float | int) -> tuple[float, float]:
     """Returns the 95 % Wilson score interval of a proportion. It is also valid near 0 and 1.
 
-    The interval contains all p with |p_hat - p| <= z sqrt(p (1 - p) / n) (Wilson 1927).
+    The interval contains all p with |p_hat - p| <= z sqrt(p (1 - p) / n) (Wilson 1927), where p_hat
+    is the observed rate, n the number of trials, and z the 97.5 % quantile of the normal
+    distribution.
 
     Args:
       successes: number of successes, which may be fractional.
@@ -61,9 +62,10 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
 def paired_difference_interval(differences: Shares) -> tuple[float, float]:
     """Returns the 95 % interval of an accuracy difference on the same problems, in [-1, 1].
 
-    This is the normal interval of the mean of the differences d_i after adding two pseudo-problems,
-    which are spread evenly over the four possible pairs of verdicts (Agresti and Min 2005). Its
-    coverage remains correct if only few problems differ:
+    This is the normal interval of the mean difference after adding two pseudo-problems, which are
+    spread evenly over the four possible pairs of verdicts (Agresti and Min 2005). Its coverage
+    remains correct if only few problems differ. With the difference d_i of problem i, n problems,
+    and the 97.5 % quantile z of the normal distribution:
 
         m = sum d_i / (n + 2),   v = (sum d_i^2 + 1) / (n + 2) - m^2,   m +- z sqrt(v / (n + 2))
 
@@ -159,9 +161,10 @@ def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
     `rate_intervals`.
 
     Args:
-      part: share of each problem's samples that are counted, with shape [n]. It is at most `total`.
-      total: share of each problem's samples that are considered, with shape [n]. It must be
-        positive for at least one problem.
+      part: fraction of each problem's samples that count for the numerator, with shape [n]. It is
+        at most `total`.
+      total: fraction of each problem's samples that count for the denominator, with shape [n]. It
+        must be positive for at least one problem.
     """
     positive = total > 0
     ratios = part[positive] / total[positive]
@@ -182,7 +185,7 @@ def weighted_mean_interval(sums: Scores, weights: Scores) -> tuple[float, float]
     Resamples with a total weight of 0 are excluded.
 
     Args:
-      sums: weighted sum of each problem's samples, with shape [n].
+      sums: weighted sum of the values of each problem's samples, with shape [n].
       weights: total weight of each problem's samples, with shape [n]. It must be positive for at
         least one problem.
     """

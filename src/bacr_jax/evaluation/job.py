@@ -78,8 +78,8 @@ GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25"
 def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     """Writes the avg@k of each problem: the share of its k samples that are correct.
 
-    The paper specifies pass@8. For a single problem, pass@8 is either 0 or 1, so it can't be
-    divided into groups at 0.25, 0.5 and 0.75. Therefore the mean over samples is used instead.
+    The paper groups problems by pass@8 at 0.25, 0.5 and 0.75. For a single problem, pass@8 is
+    either 0 or 1, so the mean over samples is used instead.
 
     Args:
       path: output file in JSON Lines format.
@@ -98,12 +98,12 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
 
-# Number of traces of a batch, divided by the number of traces that are decoded at the same time
-# (slots). Larger batches keep the slots busier. Smaller batches lose less work if the process is
-# killed.
+# Number of traces in a batch, divided by the number of traces that are decoded at the same time
+# (slots). Larger batches keep the slots busier, and smaller batches lose less work if the process
+# is killed.
 _WAVES = 4
-# The decoder can process several batches in one call. Maximum number of traces in a call, divided
-# by the number of slots.
+# Maximum number of traces in a decoder call, divided by the number of slots. A call can contain
+# several batches.
 _WAVES_OF_A_CALL = 16
 
 
@@ -186,7 +186,7 @@ def _decoding(
 ) -> dict[str, Any]:
     """Returns all settings that affect the samples, except the policy and the problems.
 
-    Options that are not used are omitted.
+    The result is a section of evaluation.json. Options that are not used are omitted.
 
     Args:
       config: config of the evaluation.
@@ -245,17 +245,17 @@ def arithmetic_line(model: ModelConfig, decode_attention: str) -> str:
 
 
 def _smaller_settings(evaluation: EvalConfig, self_consistency: int | None) -> list[EvalSetting]:
-    """Returns the settings at smaller budgets that are needed for majority votes.
+    """Returns additional settings at smaller budgets, which are needed for majority votes.
 
-    A majority vote of k samples (maj@k) is compared with a single sample at an equal total number
-    of tokens. Each vote therefore has the budget divided by k.
+    A majority vote of k samples (maj@k) is compared with a single sample that uses the same total
+    number of tokens. Therefore each of the k samples needs a budget of 1/k of the single budget.
 
     Args:
       evaluation: section `eval` of the config.
       self_consistency: number of samples that vote, or None for no votes.
 
     Raises:
-      UserError: a budget has fewer tokens than the number of voting samples.
+      UserError: if a budget has fewer tokens than the number of voting samples.
     """
     if self_consistency is None:
         return []
@@ -317,7 +317,9 @@ def _budgets_by_mode(settings: Sequence[EvalSetting]) -> dict[str, list[int]]:
 def training_set(
     spec: str | Sequence[str] | None, data: DataConfig, seed: int, *, is_optional: bool
 ) -> tuple[QuestionSet | None, str]:
-    """Loads the training questions, whose near-duplicates are marked in the evaluation sets.
+    """Loads the training questions that are compared with the evaluated questions.
+
+    Near-duplicates of training questions are marked in the evaluation sets.
 
     docs/evaluation.md describes the search for near-duplicates.
 
@@ -328,8 +330,8 @@ def training_set(
       is_optional: True if a set that can't be read does not stop the evaluation.
 
     Returns:
-      A tuple of the questions, or None without a search, and a warning to print, which is empty if
-      the set was read.
+      A tuple of the questions and a warning to print. The questions are None if there is no search.
+      The warning is empty if the set was read.
 
     Raises:
       UserError: if the set can't be read and is not optional.
@@ -369,12 +371,12 @@ def prepare(
       train: training questions whose near-duplicates are marked, or None to skip the search.
       compare: folders of runs or evaluations to compare with.
       settings_name: see `folder.find_evaluation`.
-      labels, name, url: see `Work`. A `name` of None stands for the name of the saved policy.
+      labels, name, url: see `Work`. If `name` is None, the name of the saved policy is used.
       swap: True to evaluate every pair of input budget and truncation point.
-      free: folder of the evaluation of the policy before training, or None to not draw it.
+      free: folder of the evaluation of the policy before training, or None for no comparison.
 
     Raises:
-      UserError: an input is invalid.
+      UserError: if an input is invalid.
     """
     config = saved.config
     if url is not None:
@@ -479,12 +481,13 @@ def _draw_missing(
 
 
 def _row_counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable[[int], None]:
-    """Returns a callback that displays how many traces of a decoding call are done.
+    """Returns a callback that updates the progress display with the traces that have been decoded.
 
-    The answers are graded and written at the end of the call, which may contain several batches.
+    The answers are graded and written only at the end of the decoding call, which may contain
+    several batches.
 
     Args:
-      phase: phase of the progress display.
+      phase: entry of the progress display.
       finished: number of answers before the call.
       batch: first batch of the call.
     """
@@ -504,7 +507,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
       work: prepared evaluation.
       out: folder for samples.jsonl and results.json, which was opened with `work.settings`.
       progress: progress display.
-      poll: called regularly. It may raise an exception to stop; all complete batches remain in the
+      poll: called regularly. It may raise an exception to stop. All complete batches remain in the
         folder.
 
     Returns:
@@ -521,7 +524,8 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             task_data.check_verifier()
             _draw_missing(work, task_data, out, progress, planned, done, poll)
         graded_by_set = graded_sets(_by_setting(work, planned, done))
-        # Only the failures in this process are printed. `paths` in results.json counts all of them.
+        # Print only the grading failures of this process. `paths` in results.json counts all
+        # failures.
         for line in failures(task_data.grader, {}):
             progress.print_line(line)
         numbers_by_set = {}

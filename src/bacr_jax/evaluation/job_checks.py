@@ -65,9 +65,10 @@ def check_labels(sets: Sequence[str], evaluation: EvalConfig, labels: Path | Non
 
 
 def check_swap(budget_input: str, evaluation: EvalConfig, style: PromptFormat) -> None:
-    """Raises UserError unless a swap table of this policy has several different rows.
+    """Raises UserError if this policy can't be evaluated with --swap.
 
-    A row contains the results with one budget as input.
+    --swap evaluates the policy with every pair of an input budget and a truncation point. This
+    requires a policy that receives a budget as input, and at least two budgets.
 
     Args:
       budget_input: `conditioning.budget_input`.
@@ -139,18 +140,18 @@ def check_compared(
     """Checks that other evaluations can be compared with this one.
 
     Args:
-      others: folders of the other evaluations, by the folder that the user wrote.
+      others: folder of each other evaluation, keyed by the path that the user wrote.
       name: name of this evaluation's policy.
       described: entry `sets` of this evaluation's settings.
       modes: budgets by decoding mode.
       grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
 
     Returns:
-      The folders by the name of their policy. If the name is already used, the path of the folder
-      is used as the name.
+      The folder of each other evaluation, keyed by the name of its policy. If two policies have the
+      same name, the path of the folder is used as the name.
 
     Raises:
-      UserError: an evaluation can't be read or compared.
+      UserError: if an evaluation can't be read or compared.
     """
     compared: dict[str, Path] = {}
     for where, path in others.items():
@@ -182,8 +183,8 @@ def check_free(
       grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
 
     Raises:
-      UserError: the evaluation can't be read, has other problems or another grader, has no decoding
-        mode in common with this one, or was made with --swap.
+      UserError: if the evaluation can't be read, has other problems or another grader, has no
+        decoding mode in common with this one, or was made with --swap.
     """
     if path is None:
         return

@@ -43,13 +43,13 @@ def _check_subset_size(k: int, samples: int) -> None:
 def pass_at_k(correct: Verdicts, k: int) -> Estimates:
     """Estimates the probability that at least one of k samples is correct, for each problem.
 
-    The estimator is unbiased (arXiv 2107.03374, Eq. 1). With c correct samples among s samples, it
-    is
+    The estimator is unbiased (arXiv 2107.03374, Eq. 1). With c correct samples among s samples, and
+    binomial coefficients C(n, k), it is
 
         1 - C(s - c, k) / C(s, k)
 
-    For scores in [0, 1], it is the expected maximum score of k samples. With x_1 <= ... <= x_s, it
-    is
+    For scores in [0, 1], it is the expected maximum score of k samples. With the scores x_i in
+    ascending order, it is
 
         sum_i x_i C(i - 1, k - 1) / C(s, k)
 
@@ -63,7 +63,7 @@ def pass_at_k(correct: Verdicts, k: int) -> Estimates:
       Estimates with shape [n].
 
     Raises:
-      ValueError: k is not in [1, s].
+      ValueError: if k is not in [1, s].
     """
     samples = correct.shape[1]
     _check_subset_size(k, samples)
@@ -102,7 +102,7 @@ def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) ->
 def _ways_to_lose_or_tie(
     others: tuple[int, ...], blank: int, votes: int, k: int
 ) -> Float[np.ndarray, "n"]:
-    """Counts draws of the other k - `votes` samples in which no answer exceeds `votes`.
+    """Counts the choices of k - `votes` other samples in which no other answer exceeds `votes`.
 
     Args:
       others: number of samples of every other answer.
@@ -111,13 +111,13 @@ def _ways_to_lose_or_tie(
       k: number of samples that vote.
 
     Returns:
-      An array whose entry t is the number of draws in which exactly t other answers have `votes`
+      An array whose entry t is the number of choices in which exactly t other answers have `votes`
       votes.
     """
     rest = k - votes
     max_tied = min(sum(count >= votes for count in others), k // votes - 1)
-    # The loop below adds one distinct answer after another. ways[t, d] is the number of ways to
-    # choose d samples among the answers so far such that exactly t answers get `votes` samples.
+    # The loop below adds the distinct answers one after the other. ways[t, d] is the number of ways
+    # to choose d samples among the answers so far such that exactly t answers get `votes` samples.
     ways = np.zeros((max_tied + 1, rest + 1))
     for num_drawn in range(min(blank, rest) + 1):
         ways[0, num_drawn] = math.comb(blank, num_drawn)
@@ -153,7 +153,7 @@ def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
       Estimates with shape [n].
 
     Raises:
-      ValueError: k is not in [1, samples].
+      ValueError: if k is not in [1, samples].
     """
     samples = answers.shape[1]
     _check_subset_size(k, samples)
@@ -187,7 +187,7 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
       of the area. Each row sums to 1.
 
     Raises:
-      ValueError: the budgets are empty, not in ascending order, or less than 1.
+      ValueError: if the budgets are empty, not in ascending order, or less than 1.
     """
     rising = all(low < high for low, high in itertools.pairwise(budgets))
     if not budgets or budgets[0] < 1 or not rising:
@@ -306,10 +306,10 @@ def _accuracy_if(
 
 
 def completion(graded: Graded) -> dict[str, Any]:
-    """Returns the shares of traces and answers that ended naturally, and accuracy by ending.
+    """Returns the fractions of traces and answers that ended naturally, and accuracy by ending.
 
-    A natural end is not forced by the budget or the maximum length. docs/metrics.md defines each
-    value.
+    An end is natural if it was not forced by the budget or by the maximum length. docs/metrics.md
+    defines each value.
     """
     complete = ~graded.forced
     rates = np.column_stack([complete.mean(1), graded.finished.mean(1)])
@@ -324,8 +324,8 @@ def completion(graded: Graded) -> dict[str, Any]:
 def thinking_by_verdict(graded: Graded) -> dict[str, Any]:
     """Returns the mean thinking tokens of right and of wrong answers, with their 95 % intervals.
 
-    Both are None if there is no such answer. An answer with a score between 0 and 1 counts as right
-    with the score as its weight, and as wrong with the rest.
+    A mean and its interval are None if there is no such answer. An answer with a score s between 0
+    and 1 counts as right with weight s, and as wrong with weight 1 - s.
     """
     right = graded.correct.astype(np.float64)
     entries: dict[str, Any] = {}

@@ -41,8 +41,8 @@ class EvalSetting:
       budget: thinking budget in tokens that the policy receives, or NO_BUDGET.
       samples: number of answers per problem.
       cut: number of thinking tokens after which the thinking is truncated to force an answer. None
-        if the thinking ends naturally or at the budget. Settings that share their traces differ in
-        the cut, and the largest cut limits the thinking instead of the budget.
+        if the thinking ends naturally or at the budget. Settings that share their traces differ
+        only in the cut. Their thinking is limited by the largest cut instead of the budget.
     """
 
     mode: str
@@ -60,13 +60,13 @@ class Sample:
       id: id of the problem.
       mode: see `EvalSetting`.
       budget: see `EvalSetting`.
-      cut: truncation point; see `EvalSetting`.
+      cut: truncation point (see `EvalSetting`).
       sample: index of the answer, from 0 to samples - 1.
       level: difficulty level of the problem from 1 to 5, or 0 if unknown.
       subject: subject of the problem, or "" if unknown.
       text: text after the prompt: thinking, forced suffix and answer. If the thinking was truncated
-        before the limit of the trace, the text does not contain the thinking, which is stored with
-        the full trace.
+        before the end of the trace, the text contains only the suffix and the answer, because the
+        sample of the full trace contains the thinking.
       extracted: answer extracted by the grader, or None if the grader found no answer.
       gold: reference answer.
       correct: lenient verdict, or score.
@@ -134,8 +134,7 @@ def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) ->
 
     Args:
       config: evaluation settings.
-      spec: entry of `data.eval`. It selects the number of samples if `config.samples` contains
-        several.
+      spec: entry of `data.eval`. Needed if `config.samples` has a number of samples for each set.
       greedy: False to omit the greedy settings.
     """
     budgets = evaluated_budgets(config)
@@ -154,7 +153,7 @@ def budget_key(budget: int) -> str:
 
 
 def dense_cuts(budget: int, every: int) -> list[int]:
-    """Returns truncation points: the multiples of `every` below the budget, and the budget.
+    """Returns the truncation points of a dense curve: multiples of `every`, and the budget.
 
     All numbers are thinking tokens.
     """
@@ -169,8 +168,8 @@ def dense_settings(
     The dense curve is the accuracy at many truncation points of the same traces.
 
     Returns:
-      For each decoding mode, one setting per truncation point. The traces are sampled with the
-      largest budget.
+      A list of settings for each decoding mode, with one setting per truncation point. The traces
+      are sampled with the largest budget.
     """
     if config.cut_every is None:
         return []
@@ -203,8 +202,8 @@ def swap_settings(config: EvalConfig, *, greedy: bool = True) -> list[list[EvalS
       greedy: False to omit the greedy settings.
 
     Returns:
-      For each decoding mode and input budget, one setting per truncation point. The traces are
-      sampled up to the largest budget.
+      A list of settings for each decoding mode and input budget, with one setting per truncation
+      point. The traces are sampled up to the largest budget.
     """
     budgets = swap_budgets(config.budgets)
     return [
@@ -237,7 +236,7 @@ class Graded:
       finished: True if the answer ended with a closing tag or an end token.
       timed_out: True if the grader timed out.
       answers: extracted answers by problem, with None for a missing answer.
-      paths: number of verdicts that each grading rule determined, by name of the rule.
+      paths: number of verdicts by the name of the grading rule that determined them.
     """
 
     budget: int
@@ -263,7 +262,7 @@ class Graded:
 
 
 def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
-    """Converts the samples of a setting, which are ordered by problem, to arrays."""
+    """Converts the samples of a setting to arrays. The samples must be ordered by problem."""
     heads = samples[:: setting.samples]
 
     def table(field: str, kind: type) -> np.ndarray:
@@ -323,9 +322,8 @@ def measured(
     return entries
 
 
-# Row numbers (problem * samples + sample) and the settings of these rows. All settings of a part
-# have the same decoding mode and budget. If a part has several settings, they differ in the
-# truncation point (cut).
+# Row numbers (problem * samples + sample), and the settings of these rows. The settings have the
+# same decoding mode and budget, and differ only in the truncation point (cut).
 Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
 
 

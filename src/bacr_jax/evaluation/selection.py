@@ -1,8 +1,8 @@
 """Selects the best checkpoint of a run from its evaluations.
 
-The training loop applies this rule after every evaluation and writes the result to best.json. A
-mean over budgets can hide a budget at which training degraded the policy, so the rule first checks
-every budget. This module neither reads files nor samples answers.
+The training loop calls `choose` after every evaluation and writes the result to best.json. A mean
+over budgets can hide a budget at which training degraded the policy, so `choose` first checks every
+budget. This module neither reads files nor samples answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ class WorstBudget(NamedTuple):
     """The budget at which a checkpoint lost the most accuracy, or gained the least.
 
     Attributes:
-      budget: thinking budget in tokens, as text. It is a key of the results.
+      budget: thinking budget in tokens, as the text that is its key in the results.
       before: accuracy before training, in [0, 1].
       after: accuracy of the checkpoint, in [0, 1].
     """
@@ -27,7 +27,7 @@ class WorstBudget(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Returns the accuracy lost since the start of training. It is negative for a gain."""
+        """Returns the accuracy before training minus the accuracy after. Negative for a gain."""
         return self.before - self.after
 
 

@@ -1,4 +1,4 @@
-"""Samples the answers of an evaluation on a vLLM server, exchanging token ids over HTTP.
+"""Samples the answers of an evaluation on a vLLM server. Token ids are exchanged over HTTP.
 
 The module `job` calls `open_source`, which opens the server if --url is set, and otherwise the
 decoder of this package.
@@ -58,14 +58,14 @@ def _sample_with(server: Server, remote_sampling: RemoteSampling) -> Callable[..
 
 
 def check_served(saved: SavedPolicy, option: str = "--engine vllm") -> None:
-    """Checks that an exported folder specifies its thinking format, which the server reads.
+    """Checks that an exported folder specifies its thinking format, which the server needs.
 
     Args:
       saved: the policy.
       option: command-line option that selects the server, for error messages.
 
     Raises:
-      UserError: the policy is a run, was not exported by this package, or was modified after the
+      UserError: if the policy is a run, was not exported by this package, or was modified after the
         export.
     """
     check_files(saved.folder)
@@ -81,10 +81,10 @@ def check_served(saved: SavedPolicy, option: str = "--engine vllm") -> None:
 def engine_rules(
     saved: SavedPolicy, tokenizer: Any, style: PromptFormat, vocab_size: int
 ) -> BudgetRules:
-    """Returns the rules by which an engine truncates the thinking of an exported folder.
+    """Returns the rules by which the server truncates the thinking of an exported policy.
 
     Raises:
-      UserError: the prompt format differs from the folder's.
+      UserError: if the prompt format differs from the format in the exported folder.
     """
     limits = resolve(saved.config).limits
     section = describe(limits, tokenizer, style, vocab_size)
@@ -106,8 +106,8 @@ def open_served(
       slots: number of traces that are requested at the same time.
 
     Raises:
-      UserError: the server can't be used, serves a different folder, or its maximum sequence length
-        is too short.
+      UserError: if the server can't be used, serves a different folder, or its maximum sequence
+        length is too short.
     """
     config = saved.config
     largest = largest_evaluated(config.budget, config.eval)

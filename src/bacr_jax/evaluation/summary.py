@@ -45,7 +45,7 @@ _OVER_BUDGETS = (("mean", "mean_ci95"), ("area", "area_ci95"))
 
 
 def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
-    """Returns the metrics of the same traces at each truncation point.
+    """Returns the metrics of traces that were truncated at many points, for each truncation point.
 
     The result is the entry `dense` in docs/metrics.md.
 
@@ -81,7 +81,7 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
 
 
 def numbers_of_samples(samples: int) -> list[int]:
-    """Returns the values of k for pass@k and maj@k: powers of two, and the number of samples."""
+    """Returns the values of k for pass@k and maj@k: powers of two, and `samples` itself."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return powers if powers[-1] == samples else [*powers, samples]
 
@@ -98,7 +98,7 @@ def _unbounded_numbers(graded: Graded) -> dict[str, Any]:
 
 
 def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
-    """Returns accuracy, token counts and the share of forced answers of a subset of problems."""
+    """Returns accuracy, token counts and fraction of truncated traces of a subset of problems."""
     correct = graded.correct[keep].mean(1, keepdims=True)
     return {
         "problems": int(keep.sum()),
@@ -193,9 +193,9 @@ def entry_of(
 
 
 def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
-    """Returns the mean accuracy over budgets, and the area under its curve.
+    """Returns the mean accuracy over budgets, and the area under the accuracy curve.
 
-    `metrics.anytime_weights` defines both.
+    `metrics.anytime_weights` defines both values.
 
     Args:
       by_budget: samples of the same problems by budget. Budget 0 and NO_BUDGET are skipped, because
@@ -210,7 +210,7 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
 def self_consistency(
     entries: Mapping[int, Mapping[str, Any]], budgets: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns maj@k at equal numbers of tokens per sample, and at equal total numbers.
+    """Returns maj@k at equal budgets per sample, and at equal total budgets.
 
     maj@k is the accuracy of a majority vote of k samples (Self-Consistency, arXiv 2203.11171).
 
@@ -220,9 +220,10 @@ def self_consistency(
       budgets: reported budgets b.
 
     Returns:
-      A dict by k, then by accounting, then by b. `per_sample` uses k samples of b tokens each,
-      which is k b tokens in total. `matched_total` uses k samples of floor(b / k) tokens each,
-      which is at most b tokens in total. It is present only if these samples were drawn.
+      A dict keyed by k, then by `per_sample` or `matched_total`, then by b. `per_sample` uses k
+      samples of b tokens each, which is k b tokens in total. `matched_total` uses k samples of
+      floor(b / k) tokens each, which is at most b tokens in total. It is present only if these
+      samples exist.
     """
     # Accuracies of majority votes, by k and by the budget of each sample.
     votes: dict[int, dict[int, dict[str, Any]]] = {}
@@ -325,7 +326,7 @@ def _truncated_traces(
 
 
 def scoring_mode(modes: Mapping[str, Any]) -> str:
-    """Returns the decoding mode used to select a checkpoint: greedy if it was evaluated."""
+    """Returns the decoding mode used to select a checkpoint: greedy if evaluated, else sampled."""
     return GREEDY if GREEDY in modes else next(iter(modes))
 
 

@@ -27,7 +27,7 @@ _DIFFERENCE = ("difference", "ci95")
 
 
 def matched_gains(correct: PerPair) -> Float[np.ndarray, "n B"]:
-    """Returns the gain in accuracy if the input budget equals the truncation point.
+    """Returns how much accuracy increases if the input budget equals the truncation point.
 
         gain(b') = c(b', b') - mean over b != b' of c(b, b')
 
@@ -66,8 +66,7 @@ def length_differences(
 def swap_table(by_pair: Mapping[tuple[int, int], Graded]) -> dict[str, Any]:
     """Returns the accuracy and tokens of every pair of input budget and truncation point.
 
-    All intervals are computed by the bootstrap over problems, and differences are paired by
-    problem.
+    All intervals are computed by a bootstrap over problems, and differences are paired by problem.
 
     Args:
       by_pair: samples by input budget and truncation point, for all pairs of at least two budgets.
@@ -104,7 +103,7 @@ def swap_table(by_pair: Mapping[tuple[int, int], Graded]) -> dict[str, Any]:
 
 
 def _per_pair(by_pair: Mapping[tuple[int, int], Graded], budgets: list[int], field: str) -> PerPair:
-    """Returns the mean over samples of a field, by problem, input budget and truncation point."""
+    """Returns a field's mean over samples, [problems, input budgets, truncation points]."""
     rows = []
     for budget in budgets:
         columns = [getattr(by_pair[budget, cut], field).mean(1) for cut in budgets]

@@ -1,1 +1,1 @@
-"""Tables and pictures of runs."""
+"""Builds the reports, tables and charts of runs and evaluations."""

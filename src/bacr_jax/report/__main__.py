@@ -10,7 +10,7 @@ from bacr_jax.errors import UserError
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Runs the command; the exit code is 2, with one line on stderr, for unusable input."""
+    """Runs `bacr report`. Invalid input prints one line to stderr and exits with code 2."""
     parser = Parser(
         prog="bacr report",
         description="Writes the report of a run, finished or in progress, or one page that "

@@ -1,4 +1,4 @@
-"""Describes charts as data, which `vega` translates for pages and for files."""
+"""Describes charts as dataclasses, which `vega` converts to Vega-Lite for pages and for files."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ INK: Mapping[str, tuple[str, str]] = {
 # Colours of curves, each for light and for dark mode. They are the colours of Okabe and Ito, which
 # colour-blind readers can distinguish. Yellow is left out, because it is invisible on white, and
 # colours with a contrast below 3 were changed. The last colour is from Tol's muted scheme (2021).
-# `s0`, grey, is used for the policy that others are compared with.
+# The grey `s0` is used for the policy with which others are compared.
 COLOURS: Mapping[str, tuple[str, str]] = {
     "s0": ("#6f7683", "#a2a8b4"),
     "s1": ("#0072b2", "#4fa8e0"),
@@ -41,11 +41,11 @@ SHADES: Mapping[str, tuple[str, str]] = {
     "o5": ("#a39100", "#f2e35c"),
 }
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
-# Text instead of a chart whose curves have no values.
+# Text that replaces a chart whose curves have no values.
 MISSING = "not recorded"
 # Curves with at least this many steps are smoothed, because single batches are noisy.
 SMOOTH_FROM = 30
-# Number of colours that pages use in rotation.
+# Number of colours that are used in rotation for curves without an order.
 _IN_TURN = 7
 # Maximum number of points of a curve. A chart is about 300 pixels wide, and a page has many curves.
 _MOST_POINTS = 200
@@ -57,18 +57,19 @@ _MOST_STEPS = 5.5
 
 @dataclass(frozen=True)
 class Series:
-    """A curve.
+    """A curve of a chart, or the style of a curve if it has no points.
 
     Attributes:
       label: name in the legend. A curve with an empty label is not in the legend.
       y: values. A value that is not finite leaves a gap.
-      colour: class of the style sheet, such as `s0`; or a number in [0, 1] for ordered curves.
-      ends: lower and upper end of the interval at each point.
-      across: True if the intervals are horizontal.
+      colour: key of `COLOURS`, such as `s0`, or a number in [0, 1] that selects a shade for ordered
+        curves.
+      ends: lower and upper end of the confidence interval at each point.
+      across: True if the intervals are horizontal, False if they are vertical.
       kind: `band` draws the intervals as an area instead of bars, `faint` draws a pale curve behind
         the other curves, and `broad` draws a broad and pale line.
-      line: Matplotlib's line style `-`, `--` or `:`; empty for no line.
-      marker: Matplotlib's marker at every point. Pages draw circles instead.
+      line: line style `-`, `--` or `:` as in Matplotlib, or empty for no line.
+      marker: marker at every point, with the name that Matplotlib uses, or empty for no marker.
       hollow: True if the marker is not filled.
     """
 
@@ -86,13 +87,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis.
+    """An axis of a chart.
 
     Attributes:
       log2: True for a logarithmic axis with base 2.
-      low: smallest value of the axis; None for the smallest value of the data.
-      high: largest value of the axis; None for the largest value of the data.
-      ticks: values with their names; None for round numbers.
+      low: smallest value of the axis. None for the smallest value of the data.
+      high: largest value of the axis. None for the largest value of the data.
+      ticks: value and label of each tick, or None for ticks at round numbers.
       whole: True if only whole numbers have ticks.
     """
 
@@ -106,7 +107,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mark:
-    """A line across the chart: vertical at a value of x, or horizontal at a value of y."""
+    """A line across the chart: vertical at x = `at`, or horizontal at y = `at`."""
 
     axis: Literal["x", "y"]
     at: float
@@ -115,11 +116,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Axes with curves.
+    """A chart with two axes and any number of curves.
 
     Attributes:
-      series: curves; later curves are drawn over earlier ones.
-      diagonal: True to draw the line on which both axes have the same value.
+      series: curves. Later curves are drawn over earlier curves.
+      diagonal: True to draw the line x = y.
       marks: lines behind the curves.
       note: text below the chart.
     """
@@ -134,7 +135,7 @@ class Chart:
 
     @property
     def drawn(self) -> list[Series]:
-        """Returns the curves with points; no curves if no value is finite."""
+        """Returns the curves that have points, or no curves if none of their values is finite."""
         curves = [series for series in self.series if len(series.x)]
         for series in curves:
             if any(math.isfinite(value) for value in series.y):
@@ -162,7 +163,7 @@ class Bars:
     """A chart of stacked bars.
 
     Attributes:
-      rows: name of each bar, and the names and values of its parts.
+      rows: for each bar, its name and the (name, value) pairs of its parts.
       unit: unit of the values.
       note: text below the chart.
     """
@@ -174,22 +175,22 @@ class Bars:
 
 
 def colour(index: int) -> str:
-    """Returns the colour class of a curve by its index, for curves without an order."""
+    """Returns the colour of the curve with this index, for curves without an order."""
     return f"s{index % _IN_TURN}"
 
 
 def marker(index: int) -> str:
-    """Returns Matplotlib's marker of a curve by its index."""
+    """Returns the marker of the curve with this index, by the name that Matplotlib uses."""
     return MARKERS[index % len(MARKERS)]
 
 
 def shade(index: int, count: int) -> float:
-    """Returns the colour in [0, 1] of a curve by its index among `count` ordered curves."""
+    """Returns the shade, in [0, 1], of the curve with this index among `count` ordered curves."""
     return index / max(count - 1, 1)
 
 
 def number(value: float) -> str:
-    """Formats a number for an axis or a point: `0.25`, `1,024`, `1.5M`, `3e-09`."""
+    """Formats a number for an axis or a point, such as `0.25`, `1,024`, `1.5M` or `3e-09`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 1e6:
@@ -200,10 +201,10 @@ def number(value: float) -> str:
 
 
 def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[float]:
-    """Returns ticks from low to high, whose distance is 1, 2 or 5 times a power of ten.
+    """Returns ticks from low to high. Their distance is 1, 2 or 5 times a power of ten.
 
     Args:
-      most: maximum number of steps between ticks, including partial steps at the ends.
+      most: maximum length of the axis, as a multiple of the distance between two ticks.
     """
     span = high - low
     # For a smaller span, the distance between two ticks would be rounded to 0.
@@ -221,8 +222,9 @@ def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[
 def doublings(low: float, high: float) -> list[float]:
     """Returns powers of two from low to high as ticks.
 
-    If fewer than three powers lie between low and high, 1.5 times the powers are added, and if that
-    is not enough, 1.25 and 1.75 times the powers. Of many powers, only every n-th is returned.
+    If fewer than three powers of two lie between low and high, their multiples by 1.5 are added. If
+    these are still too few, the multiples by 1.25 and 1.75 are added. If there are more than
+    `_MOST_TICKS` ticks, only every n-th tick is returned.
     """
     first = math.floor(math.log2(low))
     last = math.ceil(math.log2(high))
@@ -245,7 +247,7 @@ def doublings(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis with its smallest and largest value."""
+    """An axis whose smallest and largest value are known."""
 
     axis: Axis
     low: float
@@ -253,15 +255,15 @@ class Scale:
 
     @classmethod
     def of(cls, axis: Axis, values: Iterable[float]) -> "Scale":
-        """Returns the scale of an axis. Ends that the axis does not specify follow from the values.
+        """Returns the scale of an axis. Missing ends of the axis are computed from `values`.
 
         Values without a position on the axis, such as infinity or negative values on a logarithmic
         axis, are ignored.
         """
         usable = [value for value in values if math.isfinite(value)]
         if axis.log2:
-            # An axis with a single value begins at half of it. Half of a smaller number may be
-            # rounded to 0, which has no logarithm.
+            # An axis with a single value begins at half of this value. Half of a smaller number may
+            # be rounded to 0, which has no logarithm.
             usable = [value for value in usable if value > 2 * sys.float_info.min]
         low = min(usable, default=1.0) if axis.low is None else axis.low
         high = max(usable, default=2.0) if axis.high is None else axis.high
@@ -273,9 +275,9 @@ class Scale:
         return cls(axis, low - margin, low + margin)
 
     def share(self, value: float) -> float:
-        """Returns a value's position on the axis, in [0, 1].
+        """Returns a value's relative position on the axis, in [0, 1].
 
-        Values below or above the scale are at its ends.
+        Values outside the scale are moved to its nearest end.
         """
         value = min(max(value, self.low), self.high)
         if self.axis.log2:
@@ -287,7 +289,7 @@ class Scale:
         """Returns the ticks of the axis, as pairs of a value and its label.
 
         Args:
-          most: maximum number of intervals between ticks on a linear axis.
+          most: maximum length of a linear axis, as a multiple of the distance between two ticks.
         """
         if self.axis.ticks is not None:
             ticks = self.axis.ticks
@@ -302,14 +304,14 @@ class Scale:
         return [(value, self._tick_name(value)) for value in values]
 
     def _tick_name(self, value: float) -> str:
-        # Ticks between powers of two can be fractions, whose names would be long.
+        # Round ticks between powers of two, because fractions would have long labels.
         if self.axis.log2 and value >= 10:
             value = round(value)
         return number(value)
 
 
 def thinned(series: Series) -> Series:
-    """Returns a curve with every n-th point and the last one, so that it has few points."""
+    """Reduces the number of points of a curve by keeping every n-th point and the last one."""
     num_points = len(series.x)
     step = math.ceil(num_points / _MOST_POINTS)
     if step <= 1:
@@ -329,18 +331,22 @@ def thinned(series: Series) -> Series:
 
 
 def grouped_by_colour(curves: Sequence[Series]) -> list[Series]:
-    """Returns the curves grouped by colour. Colours are in the order of their first curves."""
+    """Sorts curves by colour. Colours are in the order in which they first occur."""
     colours = list(dict.fromkeys(curve.colour for curve in curves))
     return sorted(curves, key=lambda curve: colours.index(curve.colour))
 
 
 def stepped(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Returns x and y of a step curve, which keeps each value until the next x."""
+    """Returns the x and y values of a step curve, which is constant between the given points."""
     return np.repeat(x, 2)[1:].tolist(), np.repeat(y, 2)[:-1].tolist()
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Returns the centred mean over about a fifteenth of the values, narrower at the ends."""
+    """Returns the moving average of the values.
+
+    The window is centred, contains about a fifteenth of the values, and is shorter at the ends.
+    Values that are not finite are ignored.
+    """
     half = max(len(values) // 30, 1)
     window = np.ones(2 * half + 1)
     is_finite = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""Describes the checkpoint that a command uses, and the best checkpoint of a run, in one line."""
+"""Describes in one line which checkpoint a command uses, and which checkpoint of a run is best."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ from bacr_jax.runs.chosen_step import ChosenStep
 
 
 def describe_best(best: Mapping[str, Any]) -> str:
-    """Returns what chose a checkpoint, such as `mean accuracy 71.2 %, worst budget 48: ...`.
+    """Describes the results of the best checkpoint, such as `mean accuracy 71.2 % on GSM8K, ...`.
 
     Args:
-      best: content of best.json, with a set.
+      best: content of best.json, which must name an evaluation set.
     """
     text = f"mean accuracy {100 * best['accuracy']:.1f} % on {set_title(best['set'])}"
     worst = best.get("worst")
@@ -25,7 +25,7 @@ def describe_best(best: Mapping[str, Any]) -> str:
 
 
 def declines_of(best: Mapping[str, Any]) -> list[Decline]:
-    """Returns what the best checkpoint lost in training."""
+    """Returns the results of the best checkpoint that are worse than before training."""
     return [
         Decline(**{name: decline[name] for name in Decline._fields})
         for decline in best.get("declines", [])
@@ -33,9 +33,10 @@ def declines_of(best: Mapping[str, Any]) -> list[Decline]:
 
 
 def step_lines(chosen: ChosenStep) -> Iterator[str]:
-    """Yields the checkpoint that a command uses and why, and a warning if it has declined.
+    """Yields a line with the selected checkpoint and the reason for its selection.
 
-    A step that was given by its number needs no reason.
+    If the user passed a step number, this line is omitted. If the best checkpoint is worse than the
+    policy before training at any budget, a second line contains a warning.
     """
     if reason := _reason(chosen):
         yield printable(f"{chosen.folder}: step {chosen.step}, {reason}")
@@ -66,10 +67,10 @@ def _reason(chosen: ChosenStep) -> str:
 
 
 def best_note(best: Mapping[str, Any] | None) -> str:
-    """Returns which checkpoint of a finished run is the best and is exported by default.
+    """Returns a sentence that names the best checkpoint of a finished run.
 
     Args:
-      best: content of best.json; None if no checkpoint was evaluated.
+      best: content of best.json, or None if no checkpoint was evaluated.
     """
     if best is None or best["set"] is None:
         return (

@@ -1,6 +1,6 @@
-"""Assigns a colour and a marker to each method, the same in every picture of the project.
+"""Assigns a colour and a marker to each method, so that a method looks the same in every chart.
 
-Reports, comparisons and studies call `styles_of`. The recommended method has a star in all.
+Reports, comparisons and studies call `styles_of`. The recommended method always has a star.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from bacr_jax.report.charts import COLOURS, MARKERS, Series
 
 RECOMMENDED = "bacr-robust"
 STAR = "*"
-# Grey, which marks the policy that others are compared with.
+# Colour of the policy with which others are compared.
 GREY = "s0"
-# Style of the policy that others are compared with, such as the policy before training.
+# Style of the policy with which others are compared, such as the policy before training.
 REFERENCE = Series("", [], [], GREY, line="--", marker="s")
-# Colour of each method, by the name of its preset. Methods of one family share a colour, and differ
-# in their marker.
+# Colour of each method, by the name of its preset. Methods of one family have the same colour and
+# different markers.
 _COLOURS = {
     # Answers of the untrained policy.
     "cot": GREY,
@@ -46,17 +46,17 @@ _COLOURS = {
     "effort": "s6",
     "elastic": "s6",
 }
-# Line styles, which change once every colour and marker of a picture has been used.
+# Line styles. The next style is used after all markers of a colour have been used.
 _LINES = ("-", "--", ":")
-# Colours of curves that do not belong to one of these methods, in the order of use.
+# Colours of curves that belong to none of these methods, in the order of use.
 _OTHERS = [name for name in COLOURS if name != GREY]
 
 
 def styles_of(names: Sequence[str]) -> list[Series]:
-    """Returns a curve without points for each method, with a style that differs from all others.
+    """Returns a style for each name, as a curve without points. All styles differ.
 
-    A method of the list has its colour. A name that occurs again, or that is not a method, such as
-    a run's label, gets the first colour that no method of the picture has.
+    Methods in `_COLOURS` have a fixed colour. A repeated name, or a name that is not a method, such
+    as a run's label, gets a colour that no method in `names` has.
 
     Args:
       names: names of presets, or other names, in the order of the legend.
@@ -86,7 +86,7 @@ def styles_of(names: Sequence[str]) -> list[Series]:
 
 
 def _unused(style: Series, index: int, used: set[tuple[str | float, str, str]]) -> Series:
-    """Returns a style with the first marker and line that no curve of its colour has."""
+    """Adds a marker and a line style to a style, so that it differs from the styles in `used`."""
     for line in _LINES:
         for shift in range(len(MARKERS)):
             marker = MARKERS[(index + shift) % len(MARKERS)]

@@ -1,4 +1,4 @@
-"""Builds the tables and figures of an evaluation's results."""
+"""Builds the tables and figures of an evaluation from its results.json."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,14 +20,14 @@ from bacr_jax.report.table import (
 
 
 def _results(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yields decoding mode, formatted budget and result, ordered by mode, then budget."""
+    """Yields decoding mode, budget as text, and metrics, ordered by mode, then budget."""
     for mode, budgets in summary.items():
         for budget in by_size(budgets):
             yield mode, budget_name(budget), budgets[budget]
 
 
 def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
-    """Returns the mean thinking tokens and the mean total tokens of a result."""
+    """Formats the mean numbers of thinking tokens and of total tokens of a result."""
     return [
         f"{entry['mean_thinking_tokens']:,.1f}",
         f"{entry['mean_total_tokens']:,.1f}",
@@ -35,7 +35,7 @@ def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
 
 
 def completion(name: str, summary: Summary) -> Table:
-    """Builds the table of completed traces and answers, and of accuracy given completion."""
+    """Builds the table of completion rates, and of accuracy given completed thinking."""
     columns = {
         "complete": ("completion_rate", "completion_ci95"),
         "answer closed": ("closed_rate", "closed_ci95"),
@@ -60,7 +60,7 @@ def completion(name: str, summary: Summary) -> Table:
 
 
 def adherence(name: str, summary: Summary) -> Table:
-    """Builds the table of thinking tokens requested and used, and of tokens by kind."""
+    """Builds the table of the requested and used thinking tokens, and of the other tokens."""
     rows = []
     for mode, budget, entry in _results(summary):
         adherence_entry = entry["adherence"]
@@ -108,7 +108,10 @@ def adherence(name: str, summary: Summary) -> Table:
 
 
 def _tokens_text(entry: Mapping[str, Any], mean: str, interval: str) -> str:
-    """Returns a mean number of tokens with its interval, or a dash if it was not measured."""
+    """Formats a mean number of tokens with its interval, or as a dash if it was not measured.
+
+    `mean` and `interval` are the fields of `entry` that contain them.
+    """
     # Results of earlier versions do not contain all means.
     if entry.get(mean) is None:
         return NONE
@@ -117,7 +120,7 @@ def _tokens_text(entry: Mapping[str, Any], mean: str, interval: str) -> str:
 
 
 def thinking_by_verdict(name: str, summary: Summary) -> Table:
-    """Builds the table of the thinking tokens of right and of wrong answers."""
+    """Builds the table of mean thinking tokens before right and before wrong answers."""
     columns = {
         "right": ("thinking_if_right", "thinking_right_ci95"),
         "wrong": ("thinking_if_wrong", "thinking_wrong_ci95"),
@@ -136,8 +139,8 @@ def thinking_by_verdict(name: str, summary: Summary) -> Table:
 
 
 def _cut_early(dense: Dense) -> str:
-    """Returns the label of a dense curve, which names the budget in the prompts of its traces."""
-    # Earlier versions named the field `told`.
+    """Returns the label of a dense curve, which contains the budget that the policy received."""
+    # In results of earlier versions, the field is named `told`.
     budget = max(
         curve["budget"] if "budget" in curve else curve["told"] for curve in dense.values()
     )
@@ -145,12 +148,12 @@ def _cut_early(dense: Dense) -> str:
 
 
 def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
-    """Builds the table of a dense curve, with a row for each decoding mode and cut.
+    """Builds the table of a dense curve, with a row for each decoding mode and truncation point.
 
     Args:
       name: title of the set.
-      dense: accuracy of traces with the largest budget that are cut at each position.
-      by_budget: results of the same policy with each budget in its prompt, for a second column.
+      dense: results of traces with the largest budget that were truncated at several points (cuts).
+      by_budget: results of the same policy at each budget, for a second column.
     """
     rows = []
     for mode, dense_mode in dense.items():
@@ -183,7 +186,10 @@ def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
 
 
 def swap_table(name: str, swap: Mapping[str, Any]) -> Table:
-    """Builds the swap table, with a row for each decoding mode and budget as input.
+    """Builds the swap table, with a row for each decoding mode and input budget.
+
+    A swap table contains results for every pair of a budget that the policy receives as input and a
+    truncation point.
 
     Args:
       name: title of the set.
@@ -218,7 +224,7 @@ def swap_table(name: str, swap: Mapping[str, Any]) -> Table:
 
 
 def swap_lengths(name: str, swap: Mapping[str, Any]) -> Table:
-    """Builds the table of differences in thinking length between two budgets as input."""
+    """Builds the table of differences in thinking length between two input budgets."""
     limit = next(iter(swap.values()))["budgets"][-1]
     rows = []
     for mode, swap_mode in swap.items():
@@ -256,7 +262,7 @@ def _points(value: float, interval: Sequence[float]) -> str:
 
 
 def _at_k(entry: Mapping[str, Any], metric: str, k: int) -> str:
-    """Formats pass@k or maj@k; `metric` is `pass_at` or `maj_at`."""
+    """Formats pass@k or maj@k. `metric` is the field of the metric: `pass_at` or `maj_at`."""
     rate = entry.get(metric, {}).get(str(k))
     return NONE if rate is None else accuracy_text(rate, "value", "ci95")
 
@@ -304,7 +310,7 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
 
 
 def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
-    """Builds the table of accuracy on all problems, and without near-duplicates."""
+    """Builds the table that compares accuracy with and without near-duplicates."""
     near_duplicates = result["near_duplicates"]
     num_others = 0
     rows = []
@@ -364,10 +370,10 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
 
 
 def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
-    """Builds the table of accuracy by part of a set, for the last decoding mode.
+    """Builds the table of accuracy by difficulty level or subject, for the last decoding mode.
 
     Args:
-      part: `level` or `subject`.
+      part: `level` or `subject`, by which the problems are grouped.
     """
     mode, entries = list(result["by_budget"].items())[-1]
     budgets = by_size(entries)
@@ -384,7 +390,7 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
 
 
 def difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
-    """Builds the table of differences to the policy named `other`."""
+    """Builds the table of differences between this policy and the policy named `other`."""
     rows = []
     for mode, budget, entry in _results(comparison["by_budget"]):
         row = [
@@ -412,7 +418,7 @@ def difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
 
 
 def free_table(name: str, policy: str, free: Mapping[str, Any]) -> Table:
-    """Builds the table of distances from the policy before training, truncated early.
+    """Builds the table that compares a policy with the policy before training, truncated early.
 
     Args:
       name: title of the set.
@@ -450,7 +456,7 @@ def free_table(name: str, policy: str, free: Mapping[str, Any]) -> Table:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """Builds every table of an evaluation, set by set.
+    """Builds all tables of an evaluation, ordered by evaluation set.
 
     Args:
       results: content of results.json.
@@ -502,7 +508,7 @@ def write_tables(folder: Path, results: Mapping[str, Any]) -> list[FittedTable]:
       results: content of results.json.
 
     Returns:
-      The tables for a terminal.
+      The tables, formatted for a terminal.
     """
     all_tables = tables(results)
     markdown = "\n".join(table.markdown() for table in all_tables)
@@ -517,7 +523,7 @@ def _draw_sets(folder: Path, results: Mapping[str, Any]) -> None:
     """Draws the figures of every set.
 
     The files are accuracy_SET.png, dense_SET.png if the set has a dense curve, swap_SET.png if it
-    has a swap table, and free_SET.png if the policy before training was evaluated.
+    has a swap table, and free_SET.png if it is compared with the policy before training (--free).
     """
     titles = set_titles(results["sets"])
     for name, short_name in figures.short_names(results["sets"]).items():

@@ -1,4 +1,4 @@
-"""Builds charts of evaluations: accuracy and completion by budget, tokens requested and used."""
+"""Builds charts of evaluations: accuracy, completion and token counts by budget."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from bacr_jax.report.table import budget_name, by_size
 _PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
 _TRACES_PERCENT = Axis("traces (%)", low=0.0, high=100.0)
 _STEP = Axis("step", whole=True)
-# The upper end of an accuracy axis is a multiple of this number, in percent.
+# The upper end of an accuracy axis is a multiple of this percentage.
 _PERCENT_STEP = 20
 # Maximum number of budgets on an axis, because the labels of more would overlap.
 _MOST_TICKS = 8
@@ -32,8 +32,8 @@ _Point = tuple[float, float, tuple[float, float]]
 def _budget_positions(budgets: Collection[str]) -> dict[str, float]:
     """Returns the position of each budget on a logarithmic axis.
 
-    A budget of 0 and an unlimited budget have no logarithm. They are one doubling below the
-    smallest and above the largest of the other budgets.
+    A budget of 0 and an unlimited budget have no logarithm. They are placed at half the smallest
+    and at twice the largest of the other budgets.
     """
     sizes = [int(budget) for budget in budgets if budget != UNLIMITED and int(budget)]
     positions = {budget: float(budget) for budget in budgets if budget != UNLIMITED}
@@ -45,12 +45,12 @@ def _budget_positions(budgets: Collection[str]) -> dict[str, float]:
 
 
 def _percent(value: float | None) -> float:
-    """Converts a rate to percent; NaN if the rate is None."""
+    """Converts a rate to percent. Returns NaN if the rate is None."""
     return math.nan if value is None else 100.0 * value
 
 
 def _percent_ends(entry: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """Returns both ends of an interval in percent; NaN if the entry has no such interval."""
+    """Returns both ends of an interval in percent, or NaN if the entry has no such interval."""
     low, high = entry.get(name) or (None, None)
     return _percent(low), _percent(high)
 
@@ -69,26 +69,27 @@ def _accuracy_axis(summaries: Iterable[Summary]) -> Axis:
                 highest = max(highest, upper)
     if highest == -math.inf:
         return _PERCENT
-    # Rounding errors must not extend the axis by a step.
+    # Subtract a small number, so that rounding errors do not extend the axis by a step.
     top = _PERCENT_STEP * math.ceil(highest / _PERCENT_STEP - 1e-9)
     return Axis("accuracy (%)", low=0.0, high=float(min(max(top, _PERCENT_STEP), 100)))
 
 
 def _modes(summaries: Iterable[Summary]) -> list[str]:
-    """Returns the names of the decoding modes of any summary."""
+    """Returns the decoding modes that occur in any of the summaries."""
     return list(dict.fromkeys(mode for summary in summaries for mode in summary))
 
 
 def accuracy_charts(
     policies: Mapping[str, Summary], styles: StylesByName, cut_early: Summary | None = None
 ) -> list[Chart]:
-    """Builds charts of accuracy by budget for each decoding mode, then by tokens used.
+    """Builds a chart of accuracy by budget for each decoding mode, then charts by tokens used.
 
     Args:
-      policies: summaries by name; the first policy is the reference.
+      policies: summaries by name. The first policy is the reference.
       styles: a curve with the style of each policy, by name.
-      cut_early: results of the policy before training whose thinking is cut at smaller budgets, by
-        decoding mode and cut. Training saves tokens only where it is above this curve.
+      cut_early: results of the policy before training if its thinking is truncated early, by
+        decoding mode and truncation point. Training saved tokens only if a policy lies above this
+        curve.
     """
     axis = _accuracy_axis(policies.values())
     modes = _modes(policies.values())
@@ -113,7 +114,7 @@ def accuracy_charts(
 
 
 def _with_cut_early(chart: Chart, entries: Mapping[str, Mapping[str, Any]]) -> Chart:
-    """Adds the curve of the policy before training, cut at smaller budgets, behind the others."""
+    """Adds the curve of the policy before training, truncated early, behind the other curves."""
     points = []
     for cut in by_size(entries):
         entry = entries[cut]
@@ -124,7 +125,7 @@ def _with_cut_early(chart: Chart, entries: Mapping[str, Mapping[str, Any]]) -> C
 
 
 def completion_charts(policies: Mapping[str, Summary], styles: StylesByName) -> list[Chart]:
-    """Builds charts of completion, accuracy given completion, and tokens, for each decoding mode.
+    """Builds charts of completion rate, accuracy given completion, and tokens, per decoding mode.
 
     Args:
       policies: summaries by name.
@@ -237,13 +238,13 @@ def _by_tokens(
 
 
 def _sorted_entries(summary: Summary, mode: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns (budget, entry) of a decoding mode, ordered by budget; empty if not evaluated."""
+    """Returns the (budget, metrics) pairs of a decoding mode, ordered by budget, if any."""
     entries = summary.get(mode, {})
     return [(budget, entries[budget]) for budget in by_size(entries)]
 
 
 def _requested_and_used(policies: Mapping[str, Summary], mode: str, styles: StylesByName) -> Chart:
-    """Builds a chart of the thinking tokens used over the budget requested."""
+    """Builds a chart of the used thinking tokens over the requested budget."""
     series = []
     requested = list[int]()
     used = list[float]()
@@ -355,7 +356,7 @@ def _swap_accuracies(mode: str, table: Mapping[str, Any], axis: Axis) -> Chart:
 
 
 def _swap_lengths(mode: str, table: Mapping[str, Any]) -> Chart:
-    """Builds the chart of mean thinking tokens by budget as input, all with the same limit."""
+    """Builds the chart of mean thinking tokens by input budget. All traces have the same limit."""
     budgets = table["budgets"]
     limit = budgets[-1]
     means = []
@@ -388,12 +389,12 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     """Builds a chart of accuracy over the steps of a run for each decoding mode.
 
     Args:
-      evaluations: step and summary of each evaluation. Every budget has a curve.
+      evaluations: step and summary of each evaluation. The chart has a curve for every budget.
     """
     axis = _accuracy_axis(summary for _, summary in evaluations)
     charts = []
     for mode in _modes(summary for _, summary in evaluations):
-        # Keys of a dict, because a budget occurs in many evaluations.
+        # A dict removes duplicates, because a budget occurs in many evaluations.
         budgets = dict[str, None]()
         for _, summary in evaluations:
             budgets.update(dict.fromkeys(summary.get(mode, ())))
@@ -424,7 +425,7 @@ def mean_over_steps(
     """Builds a chart of the mean accuracy over all budgets by step, with a curve per run.
 
     Args:
-      runs: step and summary of each evaluation of a run, by the run's label.
+      runs: maps the label of each run to the step and summary of its evaluations.
       styles: a curve with the style of each run, by label.
 
     Returns:

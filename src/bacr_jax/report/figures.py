@@ -1,4 +1,4 @@
-"""Draws pictures of a run and of evaluations into files."""
+"""Draws the charts of runs and evaluations into image files."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) ->
 
 
 def tokens_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
-    """Draws accuracy by tokens used, with a chart for each decoding; True if it succeeds."""
+    """Draws accuracy by tokens used, with a chart per decoding mode. Returns True on success."""
     return pictures.attempt(path, title, _by_tokens, policies)
 
 
@@ -38,7 +38,7 @@ def _by_tokens(policies: Mapping[str, Summary]) -> list[list[Chart]]:
 
 
 def swap_picture(path: Path, swap: Mapping[str, Any], title: str) -> bool:
-    """Draws the swap table, a row of charts for each decoding; True if it succeeds."""
+    """Draws the swap table, with a row of charts per decoding mode. Returns True on success."""
     return pictures.attempt(path, title, swap_charts, swap)
 
 
@@ -66,7 +66,7 @@ def _accuracies(
     With a single decoding mode, both charts are in the same row.
 
     Args:
-      styles: a curve with each policy's style; None for styles of policies without a method.
+      styles: a curve with each policy's style, or None to use `policy_styles`.
     """
     charts = accuracy_charts(policies, styles or policy_styles(list(policies)))
     half = len(charts) // 2
@@ -76,10 +76,10 @@ def _accuracies(
 
 
 def short_names(specs: Iterable[str]) -> dict[str, str]:
-    """Returns a short name for each set, for the names of files.
+    """Returns a short name for each evaluation set, which can be used in file names.
 
-    The name is the part of the set before the colon, with underscores for characters that file
-    systems may not allow, and a number if another set has the same name.
+    The name is the part of the set before the colon. Characters that file systems may not allow are
+    replaced with underscores. A number is appended if another set has the same name.
     """
     names: dict[str, str] = {}
     for spec in specs:
@@ -95,7 +95,7 @@ def short_names(specs: Iterable[str]) -> dict[str, str]:
 
 
 def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
-    """Returns the summaries of a run's first and last evaluation of a set, by label."""
+    """Returns the results of a run's first and last evaluation on a set, by label."""
     evaluations = run.of_set(name)
     first = evaluations[0]
     last = evaluations[-1]
@@ -110,10 +110,12 @@ def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
 
 
 def policies_styles(runs: Sequence[RunData], policies: Mapping[str, Summary]) -> dict[str, Series]:
-    """Returns the styles of the policies of runs: a colour for each method, grey before training.
+    """Returns a curve style for each policy: a colour for each method, and grey before training.
 
     Args:
-      policies: the last policy of each run, after the starting policy if there is one.
+      runs: the runs, in the order of their policies.
+      policies: results of the last policy of each run, by label, possibly after the policy before
+        training.
     """
     labels = list(policies)
     styles = list(run_styles(runs).values())
@@ -132,10 +134,10 @@ def run_styles(runs: Sequence[RunData]) -> dict[str, Series]:
 
 
 def draw_run(run: RunData) -> None:
-    """Draws the metrics and evaluations of a run so far into its folder.
+    """Draws the metrics and evaluations that a run has recorded so far, into its folder.
 
-    The files are training.png, budgets.png, for every set accuracy_SET.png and, with more than two
-    evaluations, evaluation_SET.png.
+    The files are training.png, budgets.png, accuracy_SET.png for every evaluation set, and
+    evaluation_SET.png for every set with more than two evaluations.
     """
 
     def draw(name: str, title: str, rows: Callable[..., list[list[Chart]]], *args: Any) -> None:

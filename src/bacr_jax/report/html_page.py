@@ -1,8 +1,8 @@
-"""Renders HTML pages in one file from templates that escape every text.
+"""Renders self-contained HTML pages from Jinja templates.
 
-Pages load nothing and run no other script than page.js and the library that draws charts, which
-the page contains. A template escapes its values unless they
-are `Markup`, the result of another template.
+A page is a single file that loads nothing. It contains the only scripts that it runs: page.js, and
+the library that draws charts. A template escapes its values unless they are `Markup`, which is the
+result of another template.
 """
 
 import base64
@@ -18,7 +18,7 @@ from bacr_jax.report.charts import COLOURS, INK, SHADES
 
 _HERE = Path(__file__).parent
 _COLOURS = {**INK, **COLOURS, **SHADES}
-# A variable for each colour of charts, and a class for each curve of a legend.
+# CSS variable for each colour of charts, and CSS class for each colour of curves.
 _VARIABLES = [f"--{name}: light-dark({light}, {dark});" for name, (light, dark) in _COLOURS.items()]
 _CLASSES = [f".{name} {{ --c: var(--{name}); }}" for name in (*COLOURS, *SHADES)]
 STYLE = "\n".join(
@@ -32,9 +32,9 @@ SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8").strip()
 
 
 def templates(*folders: Path, escape: bool = False) -> jinja2.Environment:
-    """Returns an environment for the templates of these folders.
+    """Returns a Jinja environment for the templates in these folders.
 
-    Lines of blocks leave no blank lines, and a missing value is an error.
+    Lines that contain only a block leave no blank lines, and a missing value is an error.
     """
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders),
@@ -70,15 +70,16 @@ def _digest(text: str) -> str:
 
 
 def _on_lines(text: str) -> str:
-    """Returns a text between line ends, as `page.html` contains it; empty text stays empty."""
+    """Puts line breaks around a text, as in `page.html`. An empty text is unchanged."""
     return f"\n{text}\n" if text else ""
 
 
 def security(style: str, script: str = "") -> dict[str, Any]:
-    """Returns the values of `page.html` for style, script, and the policy that allows them.
+    """Returns the variables of `page.html` for the style, the script and the security policy.
 
-    The Content-Security-Policy only allows this style and this script, by their digests, and
-    pictures inside the page. A page can load nothing, and no text of a model can run.
+    The Content-Security-Policy allows only this style and this script, which it identifies by their
+    hashes, and images that are embedded in the page. Therefore a page can load nothing, and text
+    that a model generated can't run as a script.
     """
     scripts = f"'sha256-{_digest(_on_lines(script))}'" if script else "'none'"
     rules = (

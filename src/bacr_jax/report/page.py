@@ -1,4 +1,4 @@
-"""Writes report.html of a run, or a page that compares several runs, as one file."""
+"""Writes report.html of a run, or a page that compares several runs."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ _OF_CREDIT = (
     ("gradient noise that score weights save, predicted", "score/predicted_saving", "{:.1%}"),
     ("mean advantage", "advantage/mean", "{:+.3f}"),
 )
-# Maximum number of differing settings that a comparison shows unfolded. A longer table would push
+# Maximum number of differing settings that a comparison shows expanded. A longer table would push
 # the results off the first screen.
 _MANY_SETTINGS = 6
 # Part of a section: values of the template `report.html`, by name.
@@ -57,7 +57,7 @@ Part = dict[str, Any]
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    """Returns rows (name, text) that describe a run."""
+    """Returns (name, text) rows that describe a run, such as its state, method and model."""
     config = run.config
     summary = run.summary
     records = run.metrics
@@ -99,7 +99,7 @@ def _model_text(model: ModelConfig) -> str:
 
 
 def _departures(run: RunData) -> list[Part]:
-    """Returns a folded list of settings that differ from the method's publication, if any."""
+    """Returns a collapsed list of settings that differ from the method's publication, if any."""
     departures = run.summary.get("departures", built_in_departures(resolve(run.config).method))
     if not departures:
         return []
@@ -109,7 +109,7 @@ def _departures(run: RunData) -> list[Part]:
 
 
 def _headline(run: RunData, name: str, title: str) -> list[Part]:
-    """Returns the results on a set with its first decoding: a sentence, a table and a chart."""
+    """Returns the main results on a set, in its first decoding mode: sentence, chart and table."""
     policies = _policies([run], name)
     first_policy = next(iter(policies.values()))
     mode = next(iter(first_policy))
@@ -143,7 +143,7 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
     Args:
       policies: results of the first and the last evaluation.
       mode: decoding mode.
-      summary: content of summary.json; empty before the end of the run.
+      summary: content of summary.json. Empty before the end of the run.
     """
     summaries = list(policies.values())
     first = summaries[0][mode]
@@ -187,7 +187,7 @@ def _charts(charts: Sequence[Chart | Bars], *, wide: bool = False) -> list[Part]
     """Returns a grid of charts.
 
     Args:
-      wide: True for charts across the page.
+      wide: True if each chart has the full width of the page.
     """
     if not charts:
         return []
@@ -195,7 +195,7 @@ def _charts(charts: Sequence[Chart | Bars], *, wide: bool = False) -> list[Part]
 
 
 def _facts_table(runs: Sequence[RunData]) -> Part:
-    """Returns the table of `_facts`, with a column for each run."""
+    """Returns the table of `_facts` about the runs, with a column for each run."""
     facts_of_runs = [dict(_facts(run)) for run in runs]
     names = list(dict.fromkeys(name for facts in facts_of_runs for name in facts))
     rows = [[name, *(facts.get(name, NONE) for facts in facts_of_runs)] for name in names]
@@ -215,7 +215,7 @@ def _differing(runs: Sequence[RunData]) -> dict[str, list[str]]:
 
 
 def _differing_keys(runs: Sequence[RunData]) -> Part:
-    """Returns the table of config keys in which runs differ, apart from their folder."""
+    """Returns the table of config keys in which runs differ, without their output folder."""
     differing = _differing(runs)
     differing.pop("output.dir", None)
     if not differing:
@@ -248,10 +248,11 @@ def _evaluations(run: RunData) -> list[Part]:
 
 
 def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
-    """Returns summaries to compare on a set, by label.
+    """Returns the results that are compared on a set, by label.
 
-    For one run: its first and its last evaluation. For several: the last evaluation of each, and
-    before them the starting policy if it is the same for all runs.
+    For a single run, these are its first and its last evaluation. For several runs, they are the
+    last evaluation of each run. The policy before training comes first if it is the same for all
+    runs.
     """
     if len(runs) == 1:
         return figures.first_and_last(runs[0], name)
@@ -259,7 +260,8 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     first_records = []
     for run in runs:
         records = run.of_set(name)
-        # A run that was not evaluated on this set keeps its index, and therefore its colour.
+        # A run without results on this set has an empty entry, so that other runs keep their
+        # colours.
         last[run.label] = records[-1]["sets"][name] if records else {}
         first_records += records[:1]
     first = first_records[0]["sets"][name]
@@ -310,7 +312,7 @@ def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
 
 
 def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:
-    """Returns charts of accuracy over training steps, or [] if no run has three evaluations.
+    """Returns charts of accuracy over training steps, or [] if no run has 3 evaluations.
 
     Args:
       runs: the runs of the page.
@@ -356,7 +358,7 @@ def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
 def _compared(
     runs: Sequence[RunData], main_set: str | None, titles: Mapping[str, str]
 ) -> list[Part]:
-    """Returns the results of several runs: accuracy by budget, differences and training curves.
+    """Returns the results of several runs: accuracy by budget, differences, and training curves.
 
     Args:
       main_set: the set on which most runs were evaluated, or None if no run was evaluated.
@@ -377,7 +379,7 @@ def _compared(
 
 
 def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
-    """Returns a note that rewards can't be compared if runs differ in how they reward."""
+    """Returns a note that rewards can't be compared if the runs have different reward settings."""
     reward_sections = ("method", "reward", "cuts")
     keys = [key for key in _differing(runs) if key.split(".")[0] in reward_sections]
     if not keys:
@@ -387,7 +389,7 @@ def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """Returns the HTML of one run, or of a comparison of several."""
+    """Returns the HTML page of a run, or of a comparison of several runs."""
     traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
     titles = table.set_titles(dict.fromkeys(name for run in runs for name in run.sets))
     title = "Comparison of runs"
@@ -437,7 +439,7 @@ def _traces(traces: Mapping[str, Sequence[Trace]]) -> list[Part]:
 
 
 def _config(runs: Sequence[RunData]) -> list[Part]:
-    """Returns the config file of a run; a comparison lists only the differing settings."""
+    """Returns the config file of a single run, or nothing for a comparison of runs."""
     if len(runs) > 1:
         return []
     path = runs[0].paths.config
@@ -445,7 +447,7 @@ def _config(runs: Sequence[RunData]) -> list[Part]:
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Writes the report of a run, and its pictures into its folder; returns the report's path."""
+    """Writes the report of a run and its charts as image files. Returns the path of the report."""
     path = _target(RunPaths(folder).report, out, [folder])
     with _refused(folder):
         run = read_run(folder)
@@ -456,7 +458,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path | None) -> Path:
-    """Writes one page that compares several runs; returns its path."""
+    """Writes a page that compares several runs, and returns its path."""
     runs = []
     for folder, label in zip(folders, labels_of(list(folders), list(labels))):
         with _refused(folder):
@@ -469,7 +471,7 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
 
 
 def try_report(folder: Path) -> None:
-    """Writes the report of a finished run; a failure is only a warning, as the results exist."""
+    """Writes the report of a finished run. Prints a warning if this fails."""
     attempt(f"{RunPaths(folder).report}: can't be written", write_report, folder)
 
 
@@ -477,7 +479,7 @@ def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
     """Returns the path of the page to write.
 
     Raises:
-      UserError: the path is a folder, its folder is missing, or it is a data file of a run.
+      UserError: if the path is a folder, its folder is missing, or it is a data file of a run.
     """
     path = default if out is None else out
     if path.is_dir():
@@ -496,7 +498,7 @@ def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
 
 
 def _refused(*folders: Path) -> contextlib.AbstractContextManager[None]:
-    """Re-raises errors from unexpected content of these folders as a UserError."""
+    """Context manager that converts errors from malformed files in run folders to a UserError."""
     paths = RunPaths(Path())
     folder_names = ", ".join(map(str, folders))
     file_names = f"{paths.metrics.name}, {paths.evaluations.name}, {paths.summary.name}"

@@ -1,7 +1,8 @@
 """Builds tables of paired differences between the runs of a comparison.
 
-The differences need the answers to each problem, which `bacr evaluate` writes and training does
-not. Runs without such an evaluation, or with an evaluation of other problems, get a note instead.
+The differences are computed from the answers to each problem, which `bacr evaluate` stores, but
+training does not. Runs without such an evaluation, or with an evaluation of other problems, get a
+note instead.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,11 @@ from bacr_jax.report.table import Table, set_titles
 
 
 def paired_differences(runs: Sequence[RunData]) -> tuple[list[Table], list[str]]:
-    """Compares each run with the first one, problem by problem.
+    """Compares each run with the first run, problem by problem.
 
     Returns:
-      A table for each set and run, and a note for each run that can't be compared.
+      A tuple of the tables (one for each set and run), and a note for each run that can't be
+      compared.
     """
     tables = list[Table]()
     notes = list[str]()
@@ -39,14 +41,14 @@ def paired_differences(runs: Sequence[RunData]) -> tuple[list[Table], list[str]]
 
 
 def _compared_with(reference: Path, label: str, run: RunData) -> list[Table]:
-    """Returns the tables of differences of a run to an evaluation.
+    """Returns the tables of differences between a run and an evaluation.
 
     Args:
-      reference: folder of the evaluation that the run is compared with.
-      label: label of its run.
+      reference: folder of the evaluation with which the run is compared.
+      label: label of the run to which `reference` belongs.
 
     Raises:
-      UserError: the run has no evaluation of the same problems.
+      UserError: if the run has no evaluation of the same problems.
     """
     path = folder.find_evaluation(run.paths.path, reference.name)
     settings = folder.read_settings(path)

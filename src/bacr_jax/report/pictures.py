@@ -1,6 +1,7 @@
-"""Draws charts into PNG, SVG and PDF files, from the same descriptions as pages.
+"""Draws charts into PNG, SVG and PDF files.
 
-`figures` and studies call these functions. vl-convert draws without a browser and without network.
+`figures` and studies call these functions. vl-convert draws the Vega-Lite descriptions of charts
+without a browser and without network access.
 """
 
 import dataclasses
@@ -20,8 +21,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 # Width and minimum height of a chart in pixels. PNG files have twice as many pixels.
 SIZE = (340, 225)
 _SCALE = 2
-# Minimum height in pixels for each tick of a vertical axis whose ticks have names instead of
-# numbers.
+# Minimum height in pixels of each tick on a vertical axis with text labels instead of numbers.
 _TICK_HEIGHT = 20
 # Widths in pixels that the layout assumes: of a letter in a caption, of a letter in a legend, and
 # of a marker in a legend.
@@ -48,11 +48,11 @@ def picture(
     """Returns the Vega-Lite description of a picture with several charts.
 
     Args:
-      rows: charts, row by row.
-      legend: number of columns of one legend below all charts, with curves of one colour in
-        sequence. If 0, each chart whose curves no earlier chart has explained gets a legend.
-      size: width and least height of a chart in pixels; the height grows with the number of named
-        ticks.
+      rows: charts of each row.
+      legend: maximum number of columns of a single legend below all charts, which is sorted by
+        colour. If 0, a chart has its own legend, unless an earlier chart has the same legend.
+      size: width and minimum height of a chart in pixels. The height grows with the number of
+        labeled ticks.
     """
     width, least_height = size
     charts = [chart for row in rows for chart in row]
@@ -84,7 +84,7 @@ def picture(
 
 
 def _with_shared_names(row: Sequence[Chart]) -> list[Chart]:
-    """Returns the charts of a row, with equal names at the y axis only at the first of them."""
+    """Removes the tick labels of a row's y axes that are equal to the labels of the first chart."""
     charts = list(row[:1])
     for chart in row[1:]:
         named = chart.y.ticks
@@ -96,7 +96,7 @@ def _with_shared_names(row: Sequence[Chart]) -> list[Chart]:
 
 
 def _title(text: str, caption: str, width: int) -> Spec:
-    """Returns a title with its caption in lines of a width in pixels."""
+    """Returns a title, with its caption wrapped to a width in pixels."""
     title: Spec = {"text": errors.printable(text)}
     if caption:
         lines = textwrap.wrap(errors.printable(caption), int(width / _CAPTION_LETTER))
@@ -111,17 +111,17 @@ def _sharing(*, shared: bool) -> Spec:
 
 
 def _columns(styles: CurveStyles, most: int, width: int) -> int:
-    """Returns the number of columns of a legend that fit into a width in pixels."""
+    """Returns the number of legend columns, at most `most`, that fit into `width` pixels."""
     longest = max(map(len, styles.curves), default=1)
     fitting = int(width / (_LEGEND_MARKER + _LEGEND_LETTER * longest))
     return max(min(most, fitting, len(styles.curves)), 1)
 
 
 def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int) -> Spec | None:
-    """Returns the legend of a chart, or None if an earlier chart has the same.
+    """Returns the legend of a chart, or None if it needs none or an earlier chart has the same one.
 
     Args:
-      explained: names and colours of the curves that have a legend. A new legend is added.
+      explained: names and colours of the curves in each earlier legend. A new legend is added.
     """
     curves = vega.named_curves(chart)
     names = [(curve.label, vega.colour_name(curve)) for curve in curves]
@@ -133,7 +133,7 @@ def _own_legend(chart: Chart, explained: list[list[tuple[str, str]]], width: int
 
 
 def _chart(chart: Chart, theme: Theme, styles: CurveStyles | None, legend: Spec | None) -> Spec:
-    """Returns a chart with its title and its note."""
+    """Returns the Vega-Lite description of a chart with its title and note."""
     title = {**_title(chart.title, chart.note, SIZE[0]), "fontSize": 13}
     if chart.note and not chart.title:
         # Vega draws no subtitle below an empty title, so the note is drawn as the title.
@@ -146,14 +146,17 @@ def _chart(chart: Chart, theme: Theme, styles: CurveStyles | None, legend: Spec 
 
 
 def save(spec: Spec, path: Path) -> None:
-    """Draws a description into a .png, .svg or .pdf file. Equal descriptions have equal bytes."""
+    """Draws a Vega-Lite description into a .png, .svg or .pdf file.
+
+    Equal descriptions give files with equal bytes.
+    """
     # Imported here because only figures need it.
     import vl_convert
 
     text = json.dumps(spec)
     if path.suffix == ".pdf":
-        # The library lists the fonts of a PDF file in random order. Titles are therefore not bold,
-        # so that there is only one font and equal pictures have equal bytes.
+        # The library lists the fonts of a PDF file in random order. Titles are not bold, so that
+        # the file has only one font, and equal pictures have equal bytes.
         pdf = vl_convert.vegalite_to_pdf(json.dumps(_in_one_font(spec)))
         write_atomically(path, _sorted_resources(pdf))
     elif path.suffix == ".svg":
@@ -163,21 +166,21 @@ def save(spec: Spec, path: Path) -> None:
 
 
 def _renumbered(svg: str) -> str:
-    """Returns an SVG whose clip paths are numbered from 0; Vega counts them from call to call."""
+    """Renumbers the clip paths of an SVG from 0, because Vega continues to count in later calls."""
     names = dict.fromkeys(_CLIP_NAME.findall(svg))
     numbers = {name: f"clip{number}" for number, name in enumerate(names)}
     return _CLIP_NAME.sub(lambda match: numbers[match[0]], svg)
 
 
 def _in_one_font(spec: Spec) -> Spec:
-    """Returns a description whose titles are not bold."""
+    """Returns a description without bold titles, so that a PDF file contains only one font."""
     config = spec["config"]
     title = {**config["title"], "fontWeight": "normal"}
     return {**spec, "config": {**config, "title": title}}
 
 
 def _sorted_resources(pdf: bytes) -> bytes:
-    """Returns a PDF whose lists of resources are sorted, because their order is random.
+    """Sorts the resource lists in a PDF file, because their order is random.
 
     All offsets in the file stay valid, because the lists keep their lengths.
     """
@@ -189,7 +192,7 @@ def _sorted_resources(pdf: bytes) -> bytes:
 
 
 def dark_path(path: Path) -> Path:
-    """Returns the path of a picture's variant for dark pages: `accuracy-dark.png`."""
+    """Returns the path of a picture's variant for dark pages, such as `accuracy-dark.png`."""
     return path.with_stem(f"{path.stem}-dark")
 
 
@@ -202,9 +205,10 @@ def save_both(path: Path, title: str, rows: Sequence[Sequence[Chart]]) -> None:
 def attempt(
     path: Path, title: str, rows: Callable[..., Sequence[Sequence[Chart]]], *args: object
 ) -> bool:
-    """Draws `rows(*args)` into a file and its dark variant; returns True if it succeeds.
+    """Draws the charts that `rows(*args)` returns. Returns True on success.
 
-    A failure is only a warning, because the results of a run must not depend on its figures.
+    The charts are drawn into `path` and its variant for dark pages. If drawing fails, a warning is
+    printed, because a run must not fail because of its figures.
     """
 
     def draw() -> None:

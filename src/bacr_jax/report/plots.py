@@ -1,7 +1,7 @@
-"""Draws charts in pages: the description of a chart, its title, its legend and its note.
+"""Renders charts for pages: the description of a chart, its title, its legend and its note.
 
 page.js draws the descriptions with Vega-Lite, which the page contains. The template escapes every
-text, and descriptions are JSON that can't end the element that contains it.
+text. The JSON of a description can't contain the end tag of its HTML element.
 """
 
 import functools
@@ -33,14 +33,13 @@ _MARKER_CLASSES = {
     ">": "marker-right",
     "*": "marker-star",
 }
-# Minimum height in pixels for each tick of a vertical axis whose ticks have names instead of
-# numbers.
+# Minimum height in pixels of each tick on a vertical axis with text labels instead of numbers.
 _TICK_HEIGHT = 20
 
 
 @functools.cache
 def library() -> str:
-    """Returns the JavaScript of Vega-Lite, which pages contain."""
+    """Returns the JavaScript source of Vega-Lite, which is embedded in pages."""
     # Imported here because only pages with charts need it.
     import vl_convert
 
@@ -53,8 +52,8 @@ def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) 
     """Renders a chart with its title and its legend.
 
     Args:
-      wide: True for a chart across the page.
-      has_legend: False to leave the legend out, because several charts share one.
+      wide: True if the chart has the full width of the page.
+      has_legend: False to omit the legend, for example because several charts share one.
     """
     if isinstance(chart, Bars):
         return _bars(chart)
@@ -75,10 +74,9 @@ def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) 
 
 
 def legend(charts: Sequence[Chart]) -> list[tuple[str, str]]:
-    """Returns the style and the name of each curve of charts that share a legend.
+    """Returns the (style, name) pairs of a legend that several charts share, sorted by colour.
 
-    Curves of one colour are in sequence.
-    The style has the classes of the curve's colour and of its marker, if it has one.
+    A style consists of the CSS classes of the curve's colour and of its marker, if any.
     """
     entries = list[tuple[str, str]]()
     for curve in grouped_by_colour([curve for chart in charts for curve in chart.drawn]):
@@ -108,7 +106,7 @@ def _bars(bars: Bars) -> Markup:
 
 
 def embedded(spec: vega.Spec) -> Markup:
-    """Returns a description as JSON for a script element."""
+    """Returns a description as JSON that can be embedded in a script element."""
     sizing = {"type": "fit-x", "contains": "padding"}
     content = {"config": {**vega.config("page"), "autosize": sizing}, **spec}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)

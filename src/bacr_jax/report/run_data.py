@@ -13,9 +13,9 @@ from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.saved_policy import read_config
 
-# Errors that unexpected content of a file can raise in code that builds a report. The checks below
-# cover only the fields that every report needs, so other fields can contain anything, for example
-# if a later version wrote the file or a user edited it.
+# Errors that a report can raise if a file has unexpected content. The checks below cover only the
+# fields that every report needs. Other fields can contain anything, for example if a later version
+# wrote the file or a user edited it.
 ODD = (
     ArithmeticError,
     AttributeError,
@@ -37,10 +37,10 @@ class RunData:
 
     Attributes:
       label: name of the run in charts and tables.
-      summary: content of summary.json; empty before the end of the run.
+      summary: content of summary.json. Empty before the end of the run.
       method: name of the method.
-      metrics: lines of metrics.jsonl.
-      evaluations: lines of eval.jsonl.
+      metrics: records of metrics.jsonl.
+      evaluations: records of eval.jsonl.
     """
 
     label: str
@@ -57,7 +57,7 @@ class RunData:
         return list(dict.fromkeys(name for record in self.evaluations for name in record["sets"]))
 
     def of_set(self, name: str) -> list[dict[str, Any]]:
-        """Returns the evaluations of a set, the earliest first."""
+        """Returns the evaluations of a set in the order of the steps."""
         return [record for record in self.evaluations if name in record["sets"]]
 
 
@@ -65,10 +65,10 @@ def read_run(folder: Path, label: str | None = None) -> RunData:
     """Reads a run folder.
 
     Args:
-      label: label of the run; the folder's name by default.
+      label: label of the run. The default is the name of the folder.
 
     Raises:
-      UserError: a file of the run is missing or malformed.
+      UserError: if a file of the run is missing or malformed.
     """
     paths = RunPaths(folder)
     config = read_config(folder)
@@ -88,7 +88,7 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
     """Reads and checks the eval.jsonl of a run.
 
     Raises:
-      UserError: a line lacks the results that charts need.
+      UserError: if a record does not contain the results that charts need.
     """
     evaluations = _read_records(path, {"step": int, "when": str, "sets": dict})
     for number, record in enumerate(evaluations, 1):
@@ -103,10 +103,10 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def malformed_files_refused(where: str) -> Iterator[None]:
-    """Re-raises errors in `ODD` as a UserError about unexpected content of files.
+    """Context manager that converts the errors in `ODD` to a UserError.
 
     Args:
-      where: beginning of the message, a subject and its verb, such as `metrics.jsonl holds`.
+      where: beginning of the message: the file and a verb, such as `metrics.jsonl holds`.
     """
     try:
         yield
@@ -121,7 +121,7 @@ def malformed_files_refused(where: str) -> Iterator[None]:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """Reads summary.json; returns an empty dictionary if the file is missing."""
+    """Reads summary.json. Returns an empty dict if the file is missing."""
     if not path.exists():
         return {}
     damaged = UserError(f"{path} is damaged; delete the file, or run the training again")
@@ -130,7 +130,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     except ValueError:
         raise damaged from None
     for name in ("steps", "generated_tokens", "wall_seconds"):
-        # Not isinstance, because True is an int.
+        # Do not use isinstance, because True is an instance of int.
         if type(summary.get(name, 0)) not in (int, float):
             raise damaged
     if not isinstance(summary.get("departures", []), list):
@@ -152,7 +152,7 @@ def _read_records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
 
 
 def _is_summary(value: Any) -> bool:
-    """Returns True if the results of a set have the fields that every chart needs."""
+    """True if the results of a set have the fields that every chart needs."""
     try:
         if not value or not all(value.values()):
             return False
@@ -175,11 +175,11 @@ def labels_of(folders: list[Path], names: list[str]) -> list[str]:
 
     Args:
       folders: folders of the runs.
-      names: a label for every run, or an empty list. Without names, a label is the name of the
-        run's folder, after as many parent folders as are needed to make all labels distinct.
+      names: a label for every run, or an empty list. In this case, the label is the name of the
+        run's folder. Names of parent folders are added until all labels are distinct.
 
     Raises:
-      UserError: the number of names is wrong, or two runs have the same label.
+      UserError: if the number of names is wrong, or two runs have the same label.
     """
     if names and len(names) != len(folders):
         raise UserError(

@@ -38,11 +38,11 @@ _SET_NAMES = {
     "aime24": "AIME 2024",
     "minerva_math": "Minerva Math",
 }
-# Separators inside the text of a table cell, at which the cell continues on a second line if the
-# terminal is narrow. Two spaces precede the token count of a comparison. " [" begins an interval.
+# Texts inside a table cell before which the cell continues on the next line if the terminal is
+# narrow. Two spaces precede the token count of a comparison, and " [" begins an interval.
 _TOKENS = ("  ",)
 _INTERVALS = ("  ", " [")
-# Minimum number of columns that identify a row, if a table is spread over several tables.
+# Minimum number of columns that identify a row and are repeated if a table is split.
 _NUM_LABELS = 2
 # Special characters of LaTeX, and the characters outside ASCII in the labels of studies.
 _LATEX = str.maketrans(
@@ -50,8 +50,8 @@ _LATEX = str.maketrans(
         "\\": r"\textbackslash{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
         **{c: rf"${c}$" for c in "<>"},
-        # LaTeX would read a bracket at the beginning of a row as an argument of the line break
-        # before it.
+        # LaTeX would read a bracket at the beginning of a row as an argument of the preceding line
+        # break.
         **{c: f"{{{c}}}" for c in "[]"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
@@ -77,12 +77,12 @@ _MARKDOWN_RANKS = {BEST: "**{}**", SECOND: "<ins>{}</ins>"}
 
 @dataclass(frozen=True)
 class Shown:
-    """Content of a table's cell.
+    """Content of a table cell.
 
     Attributes:
-      numbers: numbers for CSV: the value, then both ends of its interval if it has one.
+      numbers: numbers for CSV: the value, and both ends of its interval if it has one.
       rank: `BEST`, `SECOND` or empty.
-      marks: characters of `MARKS` after the text.
+      marks: characters of `MARKS` that are appended to the text.
     """
 
     text: str
@@ -101,15 +101,16 @@ def _shown(item: Item) -> Shown:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table that can be formatted for a terminal, HTML, Markdown, LaTeX and CSV.
 
     Attributes:
-      words: number of leading columns that contain text; the other columns contain numbers.
+      words: number of leading columns that contain text. The other columns contain numbers.
       sections: True to show the first column as headings between the rows on a terminal.
       name: name of the table in error messages.
-      groups: (heading, number of columns) of the groups above the header, from left to right.
+      groups: heading and number of columns of each group of columns, from left to right. The group
+        headings are above the header.
       rules: indices of rows after which LaTeX draws a line.
-      drop: columns that a narrow terminal leaves out, the least important first.
+      drop: columns that are omitted on a narrow terminal, the least important first.
     """
 
     title: str
@@ -135,7 +136,7 @@ class Table:
             )
 
     def columns(self) -> list[str]:
-        """Returns the names of the columns, each after the name of its group."""
+        """Returns the names of the columns. The name of a column's group comes before its name."""
         if not self.groups:
             return list(self.header)
         headings = []
@@ -238,11 +239,12 @@ class Table:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A table for a terminal, which rich renders at the width of the terminal.
+    """A table that adapts to the width of the terminal when rich renders it.
 
-    If the table is too wide, these steps are taken until it fits: the columns in `Table.drop` are
-    left out one by one; every cell is broken where it has two blanks, then also before its
-    interval; the columns are spread over several tables. An interval itself is never broken.
+    If the table is too wide, these steps are taken until it fits. First, the columns in
+    `Table.drop` are omitted one by one. Then every cell is broken at two consecutive spaces.
+    Finally, cells are also broken before intervals, and the columns are spread over several tables.
+    An interval itself is never broken.
     """
 
     table: Table
@@ -296,13 +298,13 @@ def _fits(
 def _rich_table(
     table: Table, columns: Sequence[int], *, breaks: Sequence[str] = (), is_last: bool = True
 ) -> rich.table.Table:
-    """Returns some columns of a table for a terminal.
+    """Returns a rich table with some columns of a table.
 
     Args:
       table: the table.
       columns: indices of the columns, which include all columns of text.
-      breaks: texts at whose first blank a cell is broken.
-      is_last: False leaves the caption out, because a table with other columns follows.
+      breaks: texts that begin with a space, such as " [". A cell is broken at this space.
+      is_last: False to omit the caption, because a table with other columns follows.
     """
     dropped = [name for name in table.drop if table.header.index(name) not in columns]
     caption = table.caption
@@ -338,7 +340,7 @@ def _terminal_text(item: Item, breaks: Sequence[str]) -> Text:
 
     Args:
       item: content of the cell.
-      breaks: texts at whose first blank the cell is broken.
+      breaks: texts that begin with a space. The cell is broken at this space.
     """
     text = item if isinstance(item, Text) else Text(_shown(item).text)
     if not breaks:
@@ -366,7 +368,7 @@ def _on_one_line(text: str) -> str:
 def _markdown(item: Item) -> str:
     """Formats a cell on one line and escapes it.
 
-    `<` before a blank is not escaped, because it does not begin a tag.
+    `<` before a space is not escaped, because it does not begin a tag.
     """
     cell = _shown(item)
     text = _on_one_line(cell.text)
@@ -383,9 +385,9 @@ def _latex(item: Item) -> str:
 
 
 def _csv_fields(item: Shown, width: int) -> list[str]:
-    """Returns the CSV fields of an item: its text if `width` is 0, else `width` numbers.
+    """Returns the CSV fields of a cell: its text if `width` is 0, else `width` numbers.
 
-    Missing numbers are empty fields.
+    Missing numbers become empty fields.
     """
     if width == 0:
         return [item.text]
@@ -395,7 +397,7 @@ def _csv_fields(item: Shown, width: int) -> list[str]:
 
 
 def by_size(budgets: Iterable[str]) -> list[str]:
-    """Sorts budgets, as they are named in results.json, by size; an unlimited budget is last."""
+    """Sorts budgets, which are strings in results.json, by size. An unlimited budget is last."""
 
     def size(budget: str) -> float:
         return math.inf if budget == UNLIMITED else int(budget)
@@ -404,7 +406,7 @@ def by_size(budgets: Iterable[str]) -> list[str]:
 
 
 def budget_name(budget: str) -> str:
-    """Formats a budget, such as `4,096`; the name of an unlimited budget is returned unchanged."""
+    """Formats a budget, such as `4,096`. The name of an unlimited budget is unchanged."""
     return f"{int(budget):,}" if budget.isdecimal() else budget
 
 
@@ -423,7 +425,7 @@ def accuracy_text(entry: Mapping[str, Any], name: str = "accuracy", ends: str = 
 
 
 def in_one_line(summary: Summary) -> str:
-    """Formats accuracy in percent by budget: `greedy 8: 27.6, 16: 30.4; sampled 8: 25.0, ...`."""
+    """Formats the accuracy at each budget in percent, such as `greedy 8: 27.6, 16: 30.4; ...`."""
     parts = []
     for mode, budgets in summary.items():
         cells = [
@@ -439,7 +441,7 @@ _MOST_DECLINES = 4
 
 
 def decline_text(declines: Sequence[Decline]) -> str:
-    """Returns what a policy lost in training, such as `greedy at 48: accuracy 55.8 to 0.0 %`."""
+    """Lists the results that declined in training: `greedy at 48: accuracy 55.8 to 0.0 %`."""
     parts = [
         f"{one.mode} at {budget_name(one.budget)}: {one.measure} {100 * one.before:.1f} to "
         f"{100 * one.after:.1f} %"
@@ -452,10 +454,10 @@ def decline_text(declines: Sequence[Decline]) -> str:
 
 
 def set_title(spec: str) -> str:
-    """Returns the usual name of a set, such as `MATH-500` for `math500:data/test.jsonl`.
+    """Returns the usual name of a data set, such as `MATH-500` for `math500:data/test.jsonl`.
 
-    Other tables are named after their file. The title of held-out training questions states that
-    they are not a test set.
+    A set without a usual name is named after its file. The title of held-out training questions
+    states that they are not a test set.
     """
     if spec == HOLDOUT:
         return f"{spec} (validation, not a test set)"
@@ -466,7 +468,7 @@ def set_title(spec: str) -> str:
 
 
 def set_titles(specs: Iterable[str]) -> dict[str, str]:
-    """Returns the `set_title` of each set; sets with equal titles get their entry of data.eval."""
+    """Returns the title of each set. If titles are equal, the `data.eval` entries are used."""
     titles = {spec: set_title(spec) for spec in specs}
     counts = Counter(titles.values())
     for spec, title in titles.items():
@@ -478,9 +480,10 @@ def set_titles(specs: Iterable[str]) -> dict[str, str]:
 def with_and_without(
     title: str, policies: Mapping[str, Summary]
 ) -> Iterator[tuple[str, Mapping[str, Summary]]]:
-    """Yields title and summaries, then again without near-duplicates if the set has any.
+    """Yields the title and the results of a set, with and without near-duplicates.
 
-    The second title is `math500 without 29 near-duplicates of training questions (471 problems)`.
+    The second pair is omitted if the set has no near-duplicates. Its title is, for example,
+    `math500 without 29 near-duplicates of training questions (471 problems)`.
     """
     yield title, policies
     others = {name: _without_near_duplicates(summary) for name, summary in policies.items()}
@@ -504,7 +507,7 @@ def _without_near_duplicates(summary: Summary) -> dict[str, dict[str, Any]]:
 
 
 def _num_problems(policies: Mapping[str, Summary]) -> int | None:
-    """Returns the number of problems in the first result; None if no policy has results."""
+    """Returns the number of problems in the first result, or None if no policy has results."""
     for summary in policies.values():
         for budgets in summary.values():
             for entry in budgets.values():
@@ -513,9 +516,9 @@ def _num_problems(policies: Mapping[str, Summary]) -> int | None:
 
 
 def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
-    """Returns (decoding, budget, entry of each policy), ordered by decoding, then budget.
+    """Returns (decoding mode, budget, metrics of each policy) tuples, ordered by mode and budget.
 
-    The entry is None for a policy that was not evaluated with this decoding and budget.
+    The metrics are None for a policy that was not evaluated with this decoding mode and budget.
     """
     summaries = list(policies.values())
     modes = dict.fromkeys(mode for summary in summaries for mode in summary)
@@ -530,9 +533,10 @@ def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[s
 
 
 def _style(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
-    """Returns a terminal style that shows if an accuracy is above or below the first policy's.
+    """Returns the terminal style of an accuracy that is compared with the first policy.
 
-    The style is bold green or red if the intervals do not overlap, else empty.
+    The style is bold green if the interval is above the interval of the first policy, red if it is
+    below, and empty if they overlap.
     """
     if first is None or entry is first:
         return ""
@@ -548,12 +552,13 @@ def _style(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
 def comparison(
     title: str, policies: Mapping[str, Summary], *, between: str = ", ", caption: str = ""
 ) -> Table:
-    """Builds the table with a row per decoding and budget, and a column per policy.
+    """Builds a table of accuracy and tokens, with a row per decoding mode and budget.
 
-    Accuracies are coloured if their interval does not overlap with the first policy's interval.
+    The table has a column for each policy. Accuracies are coloured if their interval does not
+    overlap with the first policy's interval.
 
     Args:
-      policies: summaries by name; the first policy is the reference.
+      policies: summaries by name. The first policy is the reference.
       between: text between accuracy and tokens.
     """
 
@@ -578,6 +583,6 @@ def comparison(
 
 
 def comparison_table(title: str, policies: Mapping[str, Summary]) -> FittedTable:
-    """Returns the table of `comparison` for a terminal."""
+    """Returns the table that `comparison` builds, formatted for a terminal."""
     caption = "accuracy in percent [95 % interval], mean thinking tokens"
     return comparison(title, policies, between="  ", caption=caption).terminal()

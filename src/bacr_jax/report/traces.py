@@ -1,4 +1,7 @@
-"""Renders sampled traces as HTML: question, budget, thinking with its cuts, and graded answers."""
+"""Renders sampled traces as HTML: question, budget, thinking with its cuts, and graded answers.
+
+A cut is a point at which the thinking was truncated to sample an answer.
+"""
 
 import math
 from collections import Counter
@@ -26,7 +29,7 @@ _LONGEST = 12_000
 # Maximum number of characters of the question in a trace's heading, and of an extracted answer.
 _LONGEST_HEADING = 160
 _LONGEST_EXTRACTED = 300
-# With more distinct budgets than this, the budget filter lists ranges between powers of two.
+# If there are more distinct budgets, the budget filter lists ranges between powers of two.
 _MOST_BUDGETS = 8
 # Numeric columns of the answers: heading, field of the trace, and format.
 _NUMBERS = (
@@ -50,11 +53,11 @@ _EARLIER_NAMES = {"told": "policy_budget", "told_by": "budget_input"}
 def read_traces(folder: Path) -> list[Trace]:
     """Reads the traces of a run, ordered by step.
 
-    Every file contains the traces of a step. If there are too many files, an evenly spaced
-    selection is read, which includes the first and the last.
+    Every file contains the traces of one step. If there are more than `_MOST_FILES` files, evenly
+    spaced files are read, including the first and the last.
 
     Raises:
-      UserError: a file contains a record that is not a trace.
+      UserError: if a file contains a record that is not a trace.
     """
     paths = sorted(folder.glob("*.jsonl"))
     traces = []
@@ -95,8 +98,8 @@ def _check(trace: Trace) -> None:
 def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
     """Selects as many traces as fit on a page.
 
-    The selected traces are all traces of evenly spaced steps, which include the first and the last
-    step.
+    Steps are selected at even intervals, including the first and the last step. All traces of a
+    selected step are returned.
 
     Args:
       traces: traces of a run, ordered by step.
@@ -119,13 +122,13 @@ def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
 
 
 def _num_chars(trace: Trace) -> int:
-    """Returns the number of characters that the long texts of a trace take on the page."""
+    """Returns the total length of the long texts of a trace on the page, in characters."""
     texts = [trace["prompt"], trace["thinking"], *trace["answers"]]
     return sum(min(len(str(text)), _LONGEST) for text in texts)
 
 
 def is_right(trace: Trace) -> bool:
-    """Returns True if the answer at the end of the thinking is correct."""
+    """True if the answer at the end of the thinking is correct."""
     return float(trace["outcomes"][-1]) > 0.5
 
 
@@ -157,7 +160,7 @@ def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
       runs: label and traces of each run.
 
     Returns:
-      HTML; empty if the runs have no traces.
+      The HTML of the section, or "" if the runs have no traces.
     """
     labelled_traces = [(label, trace) for label, traces in runs for trace in traces]
     if not labelled_traces:
@@ -204,8 +207,8 @@ def _filter_values(
 def _filters(
     traces: Sequence[Trace], filter_values: Sequence[Mapping[str, str]], *, show_run: bool
 ) -> list[tuple[str, list[tuple[str, int]]]]:
-    """Returns the name of each filter, and its values with their numbers of traces."""
-    # Budgets are listed by size. Their names can't be sorted, because they are text.
+    """Returns the filters: name, and the values with the number of traces that have each value."""
+    # List the budgets by size. Sorting their names would not be numerical.
     by_budget = np.argsort([int(trace["budget"]) for trace in traces], kind="stable")
     filters = []
     for name in filter_values[0]:
@@ -246,7 +249,7 @@ def _template_values(
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    """Returns rows (name, text) about the question, the budget and the tokens of a trace."""
+    """Returns (name, text) rows about the question, the budget and the tokens of a trace."""
     declared = trace["policy_budget"]
     budget_text = "no budget"
     if declared is not None:
@@ -270,10 +273,10 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
-    """Returns the segments of the thinking with a mark at each cut between them.
+    """Returns the segments of the thinking, separated by a mark at each truncation point (cut).
 
     Returns:
-      Text, CSS class and tooltip of each segment and of each mark.
+      A (text, CSS class, tooltip) tuple for each segment and for each mark.
     """
     segments = trace["segments"]
     max_chars = _LONGEST // len(segments)
@@ -295,7 +298,7 @@ def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
 
 
 def _advantage_style(advantage: float) -> str:
-    """Returns the CSS class of an advantage, such as `up1` or, for a strong one, `up2`."""
+    """Returns the CSS class of an advantage, such as `up1`, or `up2` for a large advantage."""
     strength = 2 if abs(advantage) >= _STRONG else 1
     if advantage > 0:
         return f"up{strength}"
@@ -308,7 +311,8 @@ def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[list[tuple[str,
     """Returns the table of a trace's answers.
 
     Returns:
-      Columns as (heading, True if the column contains text), and rows of (text, CSS class).
+      A tuple of the columns, as (heading, True if the column contains text), and the rows, as lists
+      of (text, CSS class).
     """
     columns = [
         ("cut", False),
@@ -348,7 +352,7 @@ def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[list[tuple[str,
 
 
 def _value_at(values: Sequence[Any] | None, index: int, count: int) -> Any:
-    """Returns the value of an answer from a list in which answers can share a value.
+    """Returns the value of an answer from a list in which consecutive answers can share a value.
 
     Args:
       values: one value for every `count / len(values)` consecutive answers.
@@ -364,7 +368,7 @@ def _value_at(values: Sequence[Any] | None, index: int, count: int) -> Any:
 
 
 def _cut_number(trace: Trace, index: int) -> int:
-    """Returns the number of an answer's cut, counted from 1; a cut can have several answers."""
+    """Returns the number of the cut at which an answer was sampled, counted from 1."""
     return index * len(trace["cuts"]) // len(trace["answers"]) + 1
 
 

@@ -31,7 +31,7 @@ _TOKENS = Axis("tokens", low=0.0)
 # Minimum number of points per bin of the calibration curve, and maximum number of bins.
 _LEAST_POINTS = 8
 _MOST_BINS = 8
-# Charts that compare runs: title, metric and vertical axis.
+# Title, metric and vertical axis of each chart that compares runs.
 _COMPARED = (
     ("Share correct at the budget", "reward/cut", _share_axis("share")),
     ("Reward", "reward/mean", Axis("mean reward")),
@@ -42,8 +42,8 @@ _COMPARED = (
     ("Gradient norm", "policy/grad_norm", Axis("norm", low=0.0)),
     ("Loss of the value head", "value/loss", Axis("loss", low=0.0)),
 )
-# Phases in the order of a training iteration. Other phases follow in the order of their first
-# record.
+# Phases of a training iteration, in their order. Other phases are appended in the order of their
+# first record.
 _PHASES = ("plan", "rollout", "verify", "learn", "adapt")
 
 
@@ -51,7 +51,7 @@ class Curves:
     """Metrics over training steps.
 
     Attributes:
-      steps: step of each record, shape (records,).
+      steps: step of each record, with shape [records].
       names: names of all metrics, in the order of their first record.
     """
 
@@ -61,10 +61,10 @@ class Curves:
         self._records = records
 
     def numbered(self, prefix: str) -> list[tuple[str, str, float]]:
-        """Returns the metrics named `prefix` and a number, ordered by number.
+        """Returns the metrics whose names consist of `prefix` and a number, ordered by number.
 
         Returns:
-          Name, number and colour of each metric.
+          A (name, number, colour) tuple for each metric.
         """
         ends = [name.removeprefix(prefix) for name in self.names if name.startswith(prefix)]
         numbers = sorted(filter(str.isdigit, ends), key=int)
@@ -74,7 +74,7 @@ class Curves:
         ]
 
     def values(self, name: str) -> np.ndarray:
-        """Returns a metric at every step; NaN if it is missing or not finite."""
+        """Returns a metric at every step. Missing values are NaN."""
         # metrics.jsonl contains infinities and NaN as text, which float() parses.
         values = np.array([float(record.get(name, math.nan)) for record in self._records])
         return np.where(np.isfinite(values), values, math.nan)
@@ -83,9 +83,9 @@ class Curves:
 def _series(
     curves: Curves, name: str, label: str, curve_colour: str | float, *, line: str = "-"
 ) -> list[Series]:
-    """Returns the curve of a metric; no curve if it was never recorded.
+    """Returns the curve of a metric, or no curve if the metric was never recorded.
 
-    A long curve is smoothed, and drawn over a faint curve of the raw values.
+    A curve with many steps is smoothed, and a second, faint curve shows the raw values.
     """
     if name not in curves.names:
         return []
@@ -99,9 +99,10 @@ def _series(
 
 
 def training_charts(records: Sequence[Mapping[str, Any]], prior: str) -> list[Chart]:
-    """Builds charts of accuracy by cut, reward, lengths, entropy, curriculum and pass rate.
+    """Builds the charts of a run's training metrics.
 
-    A chart is left out if its metrics were not recorded, if they are those of another chart, or if
+    They show accuracy by truncation point, reward, lengths, entropy, curriculum and pass rate. A
+    chart is omitted if its metrics were not recorded, if another chart shows the same values, or if
     the method does not use them.
 
     Args:
@@ -130,7 +131,7 @@ def training_charts(records: Sequence[Mapping[str, Any]], prior: str) -> list[Ch
 
 
 def _reward_is_share_correct(curves: Curves) -> bool:
-    """True if the mean reward equals the share of correct answers at every step."""
+    """True if the mean reward equals the fraction of correct answers at every step."""
     cuts = curves.numbered("reward/cut_")
     if len(cuts) != 1:
         return False
@@ -139,7 +140,7 @@ def _reward_is_share_correct(curves: Curves) -> bool:
 
 
 def _reward_curves(curves: Curves) -> list[Series]:
-    """Returns the mean reward, and the components of a reward that is a mixture."""
+    """Returns the curves of the mean reward, and of its components if there are several rewards."""
     components = [name for name in curves.names if name.startswith("rewards/")]
     label = "mean" if components else ""
     reward_curves = _series(curves, "reward/mean", label, "s1")
@@ -150,7 +151,10 @@ def _reward_curves(curves: Curves) -> list[Series]:
 
 
 def _cut_curves(curves: Curves) -> list[Series]:
-    """Returns the share of correct answers at each cut, of which the last is at the budget."""
+    """Returns a curve of the fraction of correct answers for each truncation point (cut).
+
+    The last cut is at the budget.
+    """
     cuts = curves.numbered("reward/cut_")
     cut_curves = list[Series]()
     for index, (name, number, cut_colour) in enumerate(cuts, 1):
@@ -162,7 +166,7 @@ def _cut_curves(curves: Curves) -> list[Series]:
 
 
 def _group_curves(curves: Curves, prefix: str) -> list[Series]:
-    """Returns a curve for each difficulty group, from the metrics `prefix` and group."""
+    """Returns a curve for each difficulty group, from the metrics named `prefix` and the group."""
     steps = curves.steps.tolist()
     group_curves = []
     for name, number, group_colour in curves.numbered(prefix):
@@ -231,7 +235,7 @@ def machinery_charts(
     traces: Mapping[str, Sequence[Any]],
     styles: Mapping[str, Series],
 ) -> list[Chart | Bars]:
-    """Builds charts of sampler mismatch, value calibration, time per phase and throughput.
+    """Builds charts of sampler-learner mismatch, value calibration, time per phase and throughput.
 
     Args:
       traces: logged traces of each run, by the run's label.
@@ -265,7 +269,7 @@ def machinery_charts(
 def _time_by_phase(runs: Sequence[RunData]) -> Bars:
     """Builds stacked bars of the median time of each phase, with a row per run.
 
-    A run that samples during learning has a second row with the time of this sampling.
+    A run that samples while the learner trains has a second row with the time of this sampling.
     """
     rows = []
     for run in runs:
@@ -295,7 +299,7 @@ def _median(run: RunData, name: str) -> float:
 
 
 def value_points(traces: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """Returns (value, reward) of every cut for which a value head predicted the reward."""
+    """Returns the (predicted value, reward) pairs of all cuts for which the value head was used."""
     points = []
     for trace in traces:
         values = trace.get("values")
@@ -311,11 +315,11 @@ def value_points(traces: Sequence[Mapping[str, Any]]) -> list[tuple[float, float
 
 
 def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, float]]:
-    """Sorts points (value, reward) by value into bins of equal size.
+    """Divides (value, reward) points into bins with equal numbers of points, in the order of value.
 
     Returns:
-      Mean value, mean reward and the standard error of the mean reward for each bin. Empty if there
-      are too few points for a bin.
+      A (mean value, mean reward, standard error of the mean reward) tuple for each bin. Empty if
+      there are too few points for a bin.
     """
     num_bins = min(len(points) // _LEAST_POINTS, _MOST_BINS)
     if not num_bins:
@@ -331,7 +335,9 @@ def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def calibration(traces: Mapping[str, Sequence[Any]], styles: Mapping[str, Series]) -> Chart:
-    """Builds a chart of mean rewards over predicted values, from the later half of the traces.
+    """Builds a calibration chart of the value head: mean reward over predicted value.
+
+    Only the later half of the traces is used.
 
     Args:
       traces: traces of each run, by the run's label.

@@ -1,7 +1,7 @@
-"""Describes charts in Vega-Lite, for pages that draw them and for files.
+"""Converts charts to Vega-Lite descriptions (JSON), for pages and for files.
 
-`pages` embeds the descriptions in HTML, and `pictures` draws them as PNG, SVG and PDF. Nothing here
-reads or writes files.
+`plots` embeds the descriptions in HTML, and `pictures` draws them as PNG, SVG and PDF. This module
+neither reads nor writes files.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from bacr_jax.report.charts import (
 )
 
 Spec = dict[str, Any]
-# With the theme `page`, the colours are variables of the style sheet, so that they follow the
-# reader's choice of light or dark mode.
+# With the theme `page`, the colours are CSS variables, so that they follow the reader's choice of
+# light or dark mode.
 Theme = Literal["light", "dark", "page"]
 
 ARROWS = "open arrows: points or intervals beyond the axis"
-# Shapes of markers in Vega, by the name that Matplotlib and `Series` use.
+# Maps the names of markers in Matplotlib and `Series` to shapes in Vega.
 _SHAPES = {
     "s": "square",
     "o": "circle",
@@ -77,21 +77,21 @@ _HOVER = {
 
 
 def ink(name: str, theme: Theme) -> str:
-    """Returns a colour of a theme: `ink`, `soft`, `line`, `paper`, `s0` to `s8` or `o0` to `o5`."""
+    """Returns a colour in a theme. The name is a key of `INK`, `COLOURS` or `SHADES`."""
     if theme == "page":
         return f"var(--{name})"
     return {**INK, **COLOURS, **SHADES}[name][theme == "dark"]
 
 
 def colour_name(series: Series) -> str:
-    """Returns the name of a curve's colour."""
+    """Returns the name of a curve's colour, as accepted by `ink`."""
     if isinstance(series.colour, str):
         return series.colour
     return f"o{round(series.colour * (len(SHADES) - 1))}"
 
 
 def config(theme: Theme) -> Spec:
-    """Returns the colours and sizes that all charts share."""
+    """Returns the Vega-Lite config with the colours and sizes of all charts."""
     soft = ink("soft", theme)
     line = ink("line", theme)
     text = ink("ink", theme)
@@ -133,18 +133,18 @@ class CurveStyles:
     """Styles of the curves that share a legend.
 
     Attributes:
-      curves: a curve with the style of each name, in the order of the legend.
+      curves: maps each label to a curve with its style, in the order of the legend.
     """
 
     curves: Mapping[str, Series]
 
     @classmethod
     def of(cls, series: Iterable[Series]) -> "CurveStyles":
-        """Returns the styles of curves; of curves with one name, the last is in the legend."""
+        """Returns the styles of curves. Of several curves with the same label, the last is used."""
         return cls({curve.label: curve for curve in series})
 
     def channels(self, theme: Theme, *, legend: Spec | None) -> dict[str, Spec]:
-        """Returns the encodings of colour and marker, which share a legend."""
+        """Returns the Vega-Lite encodings of colour and marker, which share a legend."""
         curves = self.curves.values()
         named = [name for name in self.curves if not name.startswith(_UNNAMED)]
         shared = None if legend is None or not named else {**legend, "values": named}
@@ -196,9 +196,9 @@ def chart_spec(
     """Returns the Vega-Lite description of a chart, without size and title.
 
     Args:
-      styles: styles of the curves; None for those of this chart.
-      legend: position of the legend; None for a chart without legend.
-      interactive: True to show values at the pointer and to zoom.
+      styles: styles of the curves in a shared legend, or None to use only the curves of this chart.
+      legend: position of the legend, or None for a chart without a legend.
+      interactive: True to show values at the mouse pointer and to enable zooming.
     """
     curves = named_curves(chart)
     styles = styles or CurveStyles.of(curves)
@@ -225,7 +225,7 @@ def chart_spec(
 
 
 def _position(field: str, scale: Scale, title: str | list[str]) -> Spec:
-    """Returns the encoding of an axis."""
+    """Returns the Vega-Lite encoding of an axis."""
     kind: Spec = {"domain": [scale.low, scale.high], "nice": False}
     kind["padding"] = _PADDING
     if scale.axis.log2:
@@ -242,7 +242,7 @@ def _position(field: str, scale: Scale, title: str | list[str]) -> Spec:
 
 
 def _ticks(scale: Scale) -> Spec:
-    """Returns the ticks of an axis. A linear axis without names gets Vega's ticks."""
+    """Returns the ticks of an axis. Vega chooses the ticks of a linear axis without labels."""
     axis = scale.axis
     if axis.ticks is None and not axis.log2:
         largest = max(abs(scale.low), abs(scale.high))
@@ -252,7 +252,7 @@ def _ticks(scale: Scale) -> Spec:
             ticks["tickMinStep"] = 1
         return ticks
     named = scale.ticks()
-    # Vega's values can have rounding errors, so a name belongs to all values close to its tick.
+    # Vega's values can have rounding errors, so a label is used for all values close to its tick.
     names = "''"
     for value, name in reversed(named):
         tolerance = 1e-6 * max(abs(value), 1e-6)
@@ -261,7 +261,7 @@ def _ticks(scale: Scale) -> Spec:
 
 
 def _mark_layer(mark: Mark, frame: Mapping[str, Spec], theme: Theme) -> Spec:
-    """Returns a line across the chart."""
+    """Returns the layer of a line across the chart."""
     style = {"color": ink("soft", theme), "clip": True, **_MARK_STROKES[mark.kind]}
     return {
         "data": {"values": [{mark.axis: mark.at}]},
@@ -280,7 +280,7 @@ def _diagonal_layer(low: float, high: float, frame: Mapping[str, Spec], theme: T
 
 
 def _rows(curve: Series) -> list[Spec]:
-    """Returns the points of a curve; values that are not finite are None, which leaves a gap."""
+    """Returns the points of a curve. Values that are not finite become None, which leaves a gap."""
     rows = []
     for index, (x, y) in enumerate(zip(curve.x, curve.y)):
         row: Spec = {"x": _finite(x), "y": _finite(y), "curve": curve.label}
@@ -292,14 +292,14 @@ def _rows(curve: Series) -> list[Spec]:
 
 
 def _finite(value: float) -> float | None:
-    """Returns a value with six significant digits; None if it is not finite."""
+    """Rounds a value to six significant digits. Returns None if the value is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _curve_layers(
     curves: Sequence[Series], frame: Mapping[str, Spec], channels: Mapping[str, Spec]
 ) -> list[Spec]:
-    """Returns bands, intervals and lines, as one layer for all curves of a kind."""
+    """Returns the layers of bands, intervals and lines. Curves of the same kind share a layer."""
     layers = []
     colour_of = {"color": channels["color"]}
     bands = [curve for curve in curves if curve.kind == "band" and curve.ends is not None]
@@ -331,8 +331,8 @@ def _curve_layers(
 def _line_mark(kind: str, line: str) -> Spec:
     """Returns the mark of curves of one kind and one line style.
 
-    The dash is part of the mark. As an encoding it would also be in the legend, where it makes the
-    outline of a marker ragged.
+    The dash pattern is a property of the mark and not an encoding, because an encoding would also
+    apply to the outlines of markers in the legend.
     """
     width, opacity = _STROKES[kind]
     return {
@@ -367,14 +367,14 @@ def _marker_layers(
     channels: Mapping[str, Spec],
     theme: Theme,
 ) -> list[Spec]:
-    """Returns the markers of curves with markers, and of points that no line connects."""
+    """Returns the layers with the markers of curves, and of single points that no line connects."""
     filled = list[Series]()
     hollow = list[Series]()
     for curve in curves:
         marked = curve if curve.marker else _single_points(curve)
         (hollow if curve.hollow else filled).append(marked)
     layers = []
-    # Filled markers highlight single points of hollow curves, so they are drawn over them.
+    # Filled markers are drawn last, because they highlight single points of hollow curves.
     for marked_curves, is_filled in ((hollow, False), (filled, True)):
         if not any(len(curve.x) for curve in marked_curves):
             continue
@@ -388,7 +388,7 @@ def _marker_layers(
 
 
 def _single_points(curve: Series) -> Series:
-    """Returns the points of a curve between two gaps, which are not visible as a line."""
+    """Returns the points of a curve that lie between two gaps. A line would not show them."""
     finite = [math.isfinite(x) and math.isfinite(y) for x, y in zip(curve.x, curve.y)]
     single = [
         index
@@ -401,7 +401,7 @@ def _single_points(curve: Series) -> Series:
 
 
 def _arrows(curves: Sequence[Series], x_scale: Scale, y_scale: Scale) -> list[Spec]:
-    """Returns an arrow at each edge that an interval exceeds."""
+    """Returns an arrow for each interval that extends beyond an edge of the chart."""
     arrows = list[Spec]()
     for curve in curves:
         if curve.ends is None or curve.kind == "band":
@@ -437,9 +437,9 @@ def _pointer_layer(
     channels: Mapping[str, Spec],
     theme: Theme,
 ) -> Spec:
-    """Returns the layer that shows the values of the point nearest to the pointer.
+    """Returns the layer that shows the values of the point nearest to the mouse pointer.
 
-    Pale curves have no values, because a smooth curve over them has.
+    Pale curves are excluded, because the smooth curve that is drawn over them shows its values.
     """
     rows = [row for curve in curves if curve.kind in ("line", "band") for row in _rows(curve)]
     axes = (("x", chart.x.label), ("y", chart.y.label), ("low", "from"), ("high", "to"))
@@ -469,7 +469,7 @@ def _pointer_layer(
 
 
 def with_shared_data(spec: Spec) -> Spec:
-    """Returns the description of a chart in which layers with the same points share their data."""
+    """Returns a chart's description in which layers with equal points share one data set."""
     datasets: dict[str, Any] = {}
     names: dict[str, str] = {}
     layers = []

@@ -25,8 +25,8 @@ from bacr_jax.parallel import processes
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.runs.provenance import VERSIONED, data_fingerprint
 
-# Config keys with local paths, which may differ between processes. For input paths, the contents of
-# the files are compared instead. The other paths are caches.
+# Config keys with local paths, which may differ between processes. For paths of inputs, the
+# contents of the files are compared instead. The other paths belong to caches.
 FREE = ("model.path", "model.tokenizer", "adapter.path", "data.dir", "output.compile_cache")
 # XLA flags that contain per-process file names.
 _FILE_FLAGS = re.compile(rf"--(?:{DUMP}|{LOAD}|xla_dump_to)=(?:\"[^\"]*\"|\S*)")
@@ -40,14 +40,14 @@ Facts = dict[str, str]
 
 
 def start_facts(values: Mapping[str, Any], options: Mapping[str, object]) -> Facts:
-    """Collects the values that all processes must share and that need no input files.
+    """Collects the values that must be equal in all processes and that need no input files.
 
     The values are the config, the command-line options, digests of the source code, package
     versions, the backend and the driver of the accelerator, and environment variables.
 
     Args:
-      values: values of this process's config, by dotted key.
-      options: values of the command-line options by name.
+      values: values of this process's config, keyed by dotted name.
+      options: values of the command-line options, keyed by name.
     """
     facts = {}
     shared = {key: value for key, value in values.items() if key not in FREE}
@@ -77,7 +77,7 @@ def input_facts(values: Mapping[str, Any], task_data: TaskData) -> Facts:
     The inputs are the questions, prompts, verifier sources, tokenizer and weights.
 
     Args:
-      values: values of this process's config, by dotted key.
+      values: values of this process's config, keyed by dotted name.
       task_data: questions and prompts.
     """
     facts = {}
@@ -106,7 +106,7 @@ def _code_digest() -> str:
 
 
 def _digest(content: bytes) -> str:
-    """Returns the first 12 hexadecimal digits of the SHA-256 hash."""
+    """Returns the first 12 hexadecimal digits of the content's SHA-256 hash."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 

@@ -41,19 +41,19 @@ _DISK_ERRORS = (
 
 
 def _is_local(leaf: Any) -> bool:
-    """True for an array that is not committed to particular devices."""
+    """True for a JAX array on local devices that is not committed to any device."""
     if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return False
     return leaf.is_fully_addressable and not leaf.committed
 
 
 def _local_on_host(leaf: Any) -> Any:
-    """Copies an array to the host if it is not committed to particular devices."""
+    """Copies an array to the host if it is not committed to any device (see `_is_local`)."""
     return np.asarray(leaf) if _is_local(leaf) else leaf
 
 
 def _target_of(leaf: Any) -> Any:
-    """Returns shape, dtype and sharding of an array that is committed to devices."""
+    """Replaces an array that is committed to devices with its shape, dtype and sharding."""
     is_array = isinstance(leaf, jax.Array)
     if not is_array or not leaf.committed or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
@@ -61,7 +61,11 @@ def _target_of(leaf: Any) -> Any:
 
 
 def restore_target(state: Any) -> Any:
-    """Returns a target for `Checkpoints.restore` that keeps no memory of committed arrays."""
+    """Converts a state to a target for `Checkpoints.restore` that does not contain its arrays.
+
+    Arrays that are committed to devices are replaced with their shapes, so that their memory can be
+    freed before the checkpoint is restored.
+    """
     return jax.tree.map(_target_of, state)
 
 
@@ -84,7 +88,7 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads the metadata of a saved state, and the digests of its arrays by path.
 
     Raises:
-      DigestMismatch: the metadata was changed after it was saved.
+      DigestMismatch: if the metadata was changed after it was saved.
     """
     record = files.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
@@ -95,10 +99,10 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
-# Maximum number of array elements to restore in one call. Every call to Orbax takes 0.2 s.
+# Maximum number of array elements to restore in one call, which limits the memory use. A small
+# number would be slow, because every call to Orbax takes 0.2 s.
 _READ_AT_ONCE = 1 << 27
-# Minimum number of array elements of a state that updates wait for
-# (`Checkpoints.release_large_state`).
+# Minimum number of array elements of a large state (see `Checkpoints.release_large_state`).
 _LARGE_STATE = 1 << 26
 # Timeout of Orbax's saves, in seconds. It is practically infinite, because Orbax measures it with
 # the system clock, which may be adjusted during a save.
@@ -131,15 +135,15 @@ def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
       wanted: function that returns True for the path of an array to read, such as
         "train/policy/embed".
       like: a tree with the structure of the state. If None, the structure is read from the files.
-        Without `like`, 6 KB of memory per array are leaked, because the array store never frees its
-        JSON descriptions.
+        This leaks 6 KB of memory per array, because the array store never frees its JSON
+        descriptions.
 
     Returns:
       The state, with a placeholder for every array that was not read.
 
     Raises:
-      DigestMismatch: an array is missing or was changed after it was saved.
-      Exception: an exception of any class if a file is damaged.
+      DigestMismatch: if an array is missing or was changed after it was saved.
+      Exception: if a file is damaged. The exception can have any class.
     """
     _, expected = _record(state)
     reader = ocp.PyTreeCheckpointHandler()
@@ -169,7 +173,7 @@ def read_whole(state: Path, sizes: Any) -> None:
         array.
 
     Raises:
-      Exception: an exception of any class if the checkpoint is damaged.
+      Exception: if the checkpoint is damaged. The exception can have any class.
     """
     parts: list[set[str]] = [set()]
     remaining = _READ_AT_ONCE
@@ -194,7 +198,7 @@ def read_part(state: Path, *path: str) -> Any:
       The arrays of the subtree on the host.
 
     Raises:
-      UserError: the checkpoint is damaged.
+      UserError: if the checkpoint is damaged.
     """
     prefix = "".join(f"{name}/" for name in path)
     try:
@@ -212,7 +216,7 @@ def check_policy(state: Path) -> None:
     """Checks that the metadata of a saved state describes a policy. Does not read any arrays.
 
     Raises:
-      UserError: the metadata is missing or damaged.
+      UserError: if the metadata is missing or damaged.
     """
     try:
         with _without_special_characters(state.parent) as step:
@@ -230,7 +234,7 @@ def read_meta(state: Path) -> dict[str, Any]:
       state: folder `state` of a checkpoint.
 
     Raises:
-      UserError: the metadata is damaged.
+      UserError: if the metadata is damaged.
     """
     try:
         return _record(state)[0]
@@ -272,7 +276,7 @@ class _Retention:
         self.best: list[int] = []
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        # The newest checkpoint is still being saved. The one before it is kept until the
+        # The newest checkpoint is still being saved. The previous checkpoint is kept until the
         # newest is verified.
         recent = len(checkpoints) - max(self.newest, 2)
         return [i >= recent or info.step in self.best for i, info in enumerate(checkpoints)]
@@ -338,13 +342,13 @@ class Checkpoints:
         """Saves a state in the background.
 
         Args:
-          step: step of the checkpoint.
+          step: training step of the checkpoint.
           state: tree of arrays.
           meta: metadata, which must be serializable as JSON.
 
         Raises:
-          UserError: disk space or a permission is missing, or the previous checkpoint can't be read
-            back. Older checkpoints are unchanged.
+          UserError: if disk space or a permission is missing, or if the previous checkpoint can't
+            be read back. Older checkpoints are unchanged.
         """
         self.confirm(wait=True)
         if jax.process_count() > 1:
@@ -382,10 +386,10 @@ class Checkpoints:
 
         Args:
           wait: True to wait until the verification is finished. False to return immediately if it
-            is unfinished; the next call then checks it.
+            is unfinished. The next call then checks it.
 
         Raises:
-          UserError: the last checkpoint can't be written or read.
+          UserError: if the last checkpoint can't be written or read.
         """
         if self._unconfirmed is None:
             return
@@ -419,14 +423,14 @@ class Checkpoints:
 
         Args:
           like: tree of arrays with the structure of the state. Arrays with a sharding may be
-            replaced by their shapes (`restore_target`).
+            replaced with their shapes (see `restore_target`).
           step: step of the checkpoint, or None for the newest.
 
         Returns:
           A tuple of the step, the state and the metadata.
 
         Raises:
-          UserError: the checkpoint is missing or damaged, or belongs to a different model.
+          UserError: if the checkpoint is missing or damaged, or belongs to a different model.
         """
         if step is None:
             step = self.latest
@@ -453,9 +457,9 @@ class Checkpoints:
     def release_large_state(self) -> None:
         """Waits until the last saved state is written, if it is large and in host memory.
 
-        On a CPU, arrays are written without a copy. An update can't reuse the memory of arrays that
-        are being written, so it would need the memory of a second state. Errors of writing are
-        raised by `confirm`.
+        On a CPU, arrays are written without a copy. The next update can't reuse the memory of
+        arrays that are being written, so it would need memory for a second state. Errors of writing
+        are raised by `confirm`, not here.
         """
         if jax.default_backend() != "cpu" or self._saved_elements < _LARGE_STATE:
             return

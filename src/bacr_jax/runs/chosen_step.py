@@ -51,7 +51,7 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
         if no evaluation determined a best step or if the best checkpoint was deleted.
 
     Raises:
-      UserError: the run has no finished checkpoint, the requested checkpoint does not exist, or
+      UserError: if the run has no finished checkpoint, the requested checkpoint does not exist, or
         best.json is needed and damaged.
     """
     paths = RunPaths(folder)
@@ -86,8 +86,8 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
     """Returns the content of best.json, or None if the file is missing.
 
     Raises:
-      UserError: the file is damaged and `required` is True. If `required` is False, a damaged file
-        is treated as missing.
+      UserError: if the file is damaged and `required` is True. If `required` is False, a damaged
+        file is treated as missing.
     """
     try:
         return _checked(files.read_object(paths.best))
@@ -106,9 +106,9 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
     """Validates the fields of best.json, and adds defaults for missing optional fields.
 
     Raises:
-      KeyError: a required field is missing.
-      TypeError: a field has the wrong type.
-      ValueError: an accuracy is outside [0, 1].
+      KeyError: if a required field is missing.
+      TypeError: if a field has the wrong type.
+      ValueError: if an accuracy is outside [0, 1].
     """
     chosen_on = best.get("set")
     worst = best.get("worst")
@@ -146,7 +146,7 @@ def _check_share(value: Any) -> None:
 
 
 def _check_change(change: Any) -> None:
-    """Validates a record with a metric in [0, 1] at one budget before and after training."""
+    """Validates a record that contains a metric at one budget, before and after training."""
     _check_type(change["budget"], str)
     _check_share(change["before"])
     _check_share(change["after"])

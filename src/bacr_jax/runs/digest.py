@@ -1,4 +1,4 @@
-"""Computes digests of arrays that do not depend on how the arrays are sharded.
+"""Computes digests of arrays. How an array is sharded does not change its digest.
 
 A checkpoint can therefore be verified on any device mesh. Checkpoints store the digests, and
 `check_replicas` uses them to compare replicas of the same array.
@@ -33,15 +33,15 @@ class DigestMismatch(ValueError):
 
 
 def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
-    """Returns two sums of hashed words: f(x_i + a (i + 1)), and g of the same values.
+    """Computes the digest of an array of 32-bit words, which consists of two sums of hashed words.
 
         sum_i f(x_i + a (i + 1))   and   sum_i g(f(x_i + a (i + 1))),   modulo 2^32
 
     x_i are the words in row-major order, and a is an odd constant. An integer sum does not depend
     on the order of its terms, so every sharding of an array has the same digest. f and g are
     bit-mixing permutations of 32-bit words. Changing a single word always changes both sums.
-    Changes to several words are missed with a probability of 2^-64. The digest does not protect
-    against deliberate changes.
+    Changes to several words are missed with a probability of 2^-64. The digest detects accidental
+    changes, but not deliberate ones.
     """
     position = jnp.uint32(0)
     stride = 1
@@ -127,8 +127,7 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
 def digests(tree: Any) -> dict[str, str]:
     """Computes the digest of every leaf of a tree.
 
-    On GPUs, computing a digest reads the leaf once, is limited by memory bandwidth, and makes no
-    copy.
+    On a GPU, each leaf is read once, without a copy, so the time is limited by memory bandwidth.
 
     Args:
       tree: arrays, PRNG keys and numbers. Arrays may be sharded over any mesh of all processes.
@@ -168,7 +167,7 @@ def verify(tree: Any, expected: Mapping[str, str]) -> None:
       expected: digests by path. It may contain more paths than the tree.
 
     Raises:
-      DigestMismatch: at least one array differs. The message lists the paths of these arrays.
+      DigestMismatch: if arrays differ. The message lists the paths of these arrays.
     """
     actual = digests(tree)
     wrong = [path for path, digest in actual.items() if digest != expected.get(path)]
@@ -183,11 +182,10 @@ def check_replicas(tree: Any) -> None:
     replica is a copy of an array, or of a shard, on another device or process.
 
     Raises:
-      DigestMismatch: replicas differ. It is raised in all processes, and names the first array
-        whose replicas differ and the devices or processes of two different replicas.
+      DigestMismatch: if replicas differ. The error is raised in all processes. The message names
+        the first such array, and the devices or processes of two different replicas.
     """
-    # For each replica: the path of the array, the index of the shard, and the device or
-    # process.
+    # A tuple for each replica: path of the array, index of the shard, and device or process.
     copies: list[tuple[str, str, str]] = []
     arrays = []
     for path, leaf in leaves_by_path(tree).items():

@@ -68,17 +68,19 @@ def write_config(path: Path, config: Config) -> None:
     """Writes the config of a run atomically, with a digest in its first line.
 
     Raises:
-      UserError: disk space or a permission is missing.
+      UserError: if disk space or a permission is missing.
     """
     text = config_io.to_yaml(config)
     write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")
 
 
 def read_config_file(path: Path) -> Config:
-    """Reads a config file that was written by a run, or by a user without a digest.
+    """Reads the config file of a run and verifies its digest.
+
+    A config file without a digest was written by a user and is not verified.
 
     Raises:
-      UserError: the file is empty or invalid, or does not match its digest.
+      UserError: if the file is empty or invalid, or does not match its digest.
     """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     first_line, _, rest = text.partition("\n")
@@ -97,7 +99,7 @@ def read_config_file(path: Path) -> Config:
 
 
 def _digest(text: str) -> str:
-    """Returns the first 16 hexadecimal digits of the SHA-256 hash."""
+    """Returns the first 16 hexadecimal digits of the text's SHA-256 hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -148,18 +150,21 @@ class RunPaths:
         return self.rollouts / f"{step:06d}.jsonl"
 
     def evaluation_of(self, step: int, settings_name: str = "") -> Path:
-        """Returns the folder in which `bacr evaluate` evaluates the checkpoint of a step.
+        """Returns the folder to which `bacr evaluate` writes its evaluation of a checkpoint.
 
         Args:
           step: step of the checkpoint.
-          settings_name: name of the settings (see `evaluate.settings_name`); empty for the run's
-            own settings.
+          settings_name: name of the settings (see `evaluate.settings_name`), or "" for the settings
+            of the run.
         """
         dash = "-" if settings_name else ""
         return self.later_evaluations / f"step-{step:06d}{dash}{settings_name}"
 
     def evaluations_of(self, step: int) -> list[Path]:
-        """Returns the folders of all evaluations of a step, those with the run's settings first."""
+        """Returns the folders of all evaluations of a step, in the order of their names.
+
+        The evaluation with the settings of the run is first, if it exists.
+        """
         return sorted(self.later_evaluations.glob(f"step-{step:06d}*"))
 
     def picture(self, name: str) -> Path:
@@ -205,8 +210,8 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
 
         Args:
           path: run folder.
-          held: the open lock file, or None if another process of the same run has the lock and
-            writes the files.
+          held: the open lock file, or None if another process of the same run holds the lock. Only
+            that process writes the files.
         """
         super().__init__(path)
         self._lock = held
@@ -243,7 +248,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         self.config_now = None
 
     def discard(self) -> None:
-        """Removes the files that `open_run` created, unless the run is older or has other files."""
+        """Removes the run folder if `open_run` created it and no other file was written to it."""
         initial_files = {self.config, self.rollouts, self.lock}
         if not self.is_new or not set(self.path.iterdir()) <= initial_files:
             return
@@ -254,7 +259,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
             self.path.rmdir()
 
     def truncate_after(self, step: int) -> None:
-        """Removes all records of steps after `step`, and incomplete last lines.
+        """Removes all records of steps after `step`, and incomplete last lines of the files.
 
         The records are metrics, evaluations and rollouts. A resumed run then writes the same files
         as an uninterrupted run.
@@ -295,7 +300,7 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
       what: type of the folder, such as "run", for error messages.
 
     Raises:
-      UserError: the path is a file, or the folder contains other files but no `marker`.
+      UserError: if the path is a file, or the folder contains other files but no `marker`.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{where} is a file; use the name of a folder")
@@ -349,7 +354,7 @@ def _refuse_foreign_folder(
 
 
 def _allow_change(keys: Sequence[str]) -> str:
-    """Returns the options with which a run is resumed with other values of these keys."""
+    """Returns the options that allow a run to be resumed with other values of these keys."""
     if len(keys) > _MAX_LISTED:
         return "--allow-change KEY for each key that may differ from now on"
     options = " ".join(f"--allow-change {key}" for key in keys)
@@ -448,7 +453,7 @@ def open_run(
         values.
 
     Raises:
-      UserError: the folder can't be used. Nothing in it was changed.
+      UserError: if the folder can't be used. Nothing in it was changed.
     """
     where = _key_and_value(path)
     values = config_io.flatten(config)
@@ -481,7 +486,7 @@ def check_run_folder(
 
     Args:
       path: run folder.
-      values: values of the run's config, by dotted key.
+      values: values of the run's config, keyed by dotted name.
       resume: what to do with an existing run (see `open_run`).
       allowed: keys whose values may differ from an existing run.
     """

@@ -1,7 +1,7 @@
 """Detects unhealthy training runs and warns once per symptom, with the likely cause.
 
-The training loop passes the metrics of every iteration to `RunHealth`. We chose the thresholds so
-that a healthy run does not exceed them. Warnings do not change the run.
+The training loop passes the metrics of every iteration to `RunHealth`. The thresholds were chosen
+so that healthy runs do not exceed them. Warnings do not change the run.
 """
 
 import collections
@@ -12,16 +12,15 @@ Metrics = Mapping[str, float]
 
 # Number of consecutive iterations that must show a symptom before a warning.
 PATIENCE = 10
-# The same number for symptoms of a degrading policy. It is smaller, because a policy degrades
-# within a few iterations.
+# The same number for symptoms of a degrading policy, which degrades within a few iterations.
 SHORT_PATIENCE = 3
 # Accuracy has collapsed if its maximum was above `WORTH_LOSING` and it fell below this maximum
 # times `COLLAPSED_TO`.
 WORTH_LOSING = 0.2
 COLLAPSED_TO = 0.25
-# Maximum share of clipped token losses.
+# Maximum fraction of token losses that are clipped.
 CLIPPED = 0.5
-# Maximum share of graded answers whose worker process died or timed out.
+# Maximum fraction of answers that were not graded, because the worker process died or timed out.
 LOST_VERDICTS = 0.1
 # Number of consecutive steps in which a verifier fails on every answer before the run is stopped.
 FAILING_STEPS = 3
@@ -36,10 +35,10 @@ OFF_CENTRE = 0.5
 # A step counts as too large if `optimizer.max_update_kl` scaled it by this factor or less. The KL
 # grows with the square of the step size, so 0.3 corresponds to ten times the allowed KL.
 SHORTENED = 0.3
-# Minimum share of closed answers for a healthy policy.
+# Minimum fraction of closed answers for a healthy policy.
 CLOSED = 0.95
-# Maximum change of a share since the first iteration. With 64 traces, 0.1 is almost four standard
-# errors of a share of 0.95.
+# Maximum change of a fraction since the first iteration. With 64 traces, 0.1 is almost four
+# standard errors of a fraction of 0.95.
 SHARE_CHANGE = 0.1
 # Maximum difference attributed to float32 rounding. It applies to the difference of the importance
 # ratio from 1, and to `mismatch/k3` in nats per token.
@@ -80,8 +79,8 @@ class Symptom:
 
 def _lost(metrics: Metrics) -> bool:
     """True if more than a tenth of the answers could not be graded."""
-    # A user's verifier fails by returning no score. The built-in rules fail by the death or timeout
-    # of a worker process.
+    # A user's verifier fails if it returns no score. The built-in rules fail if a worker process
+    # dies or times out.
     names = ["worker_deaths", "timeouts"]
     if "process/grader_failed" in metrics:
         names = ["failed"]
@@ -94,8 +93,8 @@ def _lost(metrics: Metrics) -> bool:
 def _off_centre(metrics: Metrics) -> bool:
     """True if the mean advantage is far from 0 and the policy changed since sampling.
 
-    If the sampling policy and the current policy are equal, a baseline that differs from the mean
-    reward does not bias the gradient.
+    The mean advantage is not checked if the policy is unchanged, because a baseline that differs
+    from the mean reward does not bias the gradient in this case.
     """
     if "advantage/score_offset" not in metrics:
         return False
@@ -119,7 +118,7 @@ def _is_shortened(metrics: Metrics, _: Reference) -> bool:
 
 
 def _closes_less(metrics: Metrics, reference: Reference) -> bool:
-    """True if the share of closed answers is low, and lower than in the first iteration.
+    """True if the fraction of closed answers is low, and lower than in the first iteration.
 
     A closed answer ended with a closing tag or an end token, before the maximum length.
     """
@@ -169,7 +168,7 @@ SYMPTOMS = {
         "optimizer.learning_rate, or keep the policy near its start with loss.kl_coef. The best "
         "checkpoint so far is kept (best.json)",
         # A single step can be this low by chance if a batch has few questions. Of 950 committed
-        # runs, only the one that collapsed has two such steps in a row (docs/alarms.md).
+        # runs, only the run that collapsed has two such steps in a row (docs/alarms.md).
         2,
     ),
     "closed_answers": Symptom(

@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 class History:
-    """A summary of a run's files that each checkpoint stores, to detect later changes of the files.
+    """Summarizes a run's files. Each checkpoint stores the summary, to detect changes of the files.
 
     Each line of metrics.jsonl is read once.
     """
@@ -41,8 +41,8 @@ class History:
     def now(self, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Returns the current summary of the files, serializable as JSON.
 
-        A checkpoint stores this summary. The records of eval.jsonl and changes.jsonl are few, and
-        are included in full. The metrics are represented by the number of records and a digest.
+        A checkpoint stores this summary. It contains all records of eval.jsonl and changes.jsonl,
+        because they are few. For the metrics, it contains the number of records and a digest.
         metrics.jsonl is flushed to disk before this method returns, because it must be on disk
         before the checkpoint with its digest.
 
@@ -76,10 +76,10 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
       step: step of the checkpoint.
 
     Returns:
-      A note for each file that had been changed.
+      A note for each file whose content had been changed, for the user.
 
     Raises:
-      UserError: records of metrics.jsonl are missing or changed. No file was written.
+      UserError: if records of metrics.jsonl are missing or changed. No file was written.
     """
     recorded_metrics = kept["metrics"]
     present_metrics = _count_and_digest(paths.metrics, step)
@@ -123,7 +123,7 @@ def _restored_note(path: Path, step: int) -> str:
 
 
 def _read_or_empty(path: Path) -> Records:
-    """Reads the records of a file that can be restored, or returns [] for an unreadable file."""
+    """Reads a JSONL file. Returns [] if it is unreadable, because `restore_files` rewrites it."""
     try:
         return read_lines(path)
     except (OSError, ValueError):

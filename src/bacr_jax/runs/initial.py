@@ -83,7 +83,7 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
 
 
 def abstract_params(policy: Policy) -> Params:
-    """Returns the shapes and dtypes of `initial_params`, to compile programs and to restore."""
+    """Returns the shapes and dtypes of `initial_params`, for compiling and restoring."""
     shape = policy.learner.model
     settings = policy.adapter
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -108,11 +108,10 @@ def _cast_and_free(leaf: jax.Array, dtype: Any) -> jax.Array:
 
 
 def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """Adds a new budget module if the policy is conditioned and the parameters contain none.
+    """Adds a new budget module if the policy needs one and the parameters contain none.
 
-    The budget module computes the embedding that conditions the policy on its budget.
-
-    If the policy is not conditioned, an existing budget module is removed.
+    The budget module computes the embedding that conditions the policy on its budget. If the policy
+    is not conditioned, an existing budget module is removed.
     """
     conditioning = policy.learner.conditioning
     shape = policy.learner.model
@@ -150,7 +149,7 @@ def read_base(
 ) -> Params:
     """Loads the base weights of a checkpoint's LoRA adapters, and `adapter_scale`.
 
-    The adapters were trained on these frozen weights, which checkpoints do not contain.
+    The base weights are frozen during training, so checkpoints do not contain them.
 
     Args:
       folder: run folder.
@@ -160,10 +159,10 @@ def read_base(
       moved: current location of the folder `model.path` if the folder was moved, otherwise None.
 
     Returns:
-      Parameters with stacked layers.
+      The base parameters, with the layers stacked along the first axis.
 
     Raises:
-      UserError: the base weights are missing or differ from the recorded fingerprint.
+      UserError: if the base weights are missing or differ from the recorded fingerprint.
     """
     dtype = jnp.dtype(settings.param_dtype)
     adapter = settings.adapter

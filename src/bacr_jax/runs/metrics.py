@@ -54,18 +54,18 @@ class TensorBoard:
             events = writer._get_file_writer().event_writer
             events._worker.stop()
             events.add_event = events._ev_writer.write_event
-            # Markdown renders lines that are indented by four spaces verbatim.
+            # Markdown renders lines verbatim if they are indented by four spaces.
             lines = [f"    {line}\n" for line in self._config_text.splitlines()]
             writer.add_text("config", "".join(lines), first_step)
         return self._writer
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the metrics of a step. Replaces metrics that were written before a resume."""
+        """Writes the metrics of a step. A resumed run replaces the metrics of repeated steps."""
         self._open_from(step)
         self.numbers(step, values)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes additional scalars of a step, after the metrics of that step."""
+        """Writes additional scalars of a step, after the metrics of the same step."""
         writer = self._open_from(step + 1)
         for name, value in values.items():
             writer.add_scalar(name, value, step)
@@ -126,10 +126,10 @@ class Wandb:
 
         Args:
           folder: folder of the run.
-          values: values of the run's config, by dotted key.
+          values: values of the run's config, keyed by dotted name.
 
         Raises:
-          UserError: wandb is not installed or could not start.
+          UserError: if wandb is not installed or could not start.
         """
         import wandb
 
@@ -225,11 +225,12 @@ class MetricsWriter:
             self._boards.append(Wandb(folder, config_io.flatten(config)))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends the metrics of a step to metrics.jsonl, sorted by name with machine metrics last.
+        """Appends the metrics of a step to metrics.jsonl. Metrics of the machine are last.
 
         Args:
           step: training step, counted from 1.
-          metrics: values by `group/name`. Each value must be convertible with `float`.
+          metrics: values, keyed by `group/name`. Each value must be convertible with `float`. They
+            are sorted by name.
         """
         values = {}
         for name in sorted(metrics, key=lambda name: (name.startswith(OF_THE_MACHINE), name)):
@@ -269,9 +270,10 @@ class MetricsWriter:
 
 
 def without_timings(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a metrics.jsonl file without the metrics of the machine and process.
+    """Reads the records of a metrics.jsonl file without timings and other machine metrics.
 
-    Two runs with the same config, seed, software and device type have equal records.
+    The remaining records are equal for two runs with the same config, seed, software and device
+    type.
     """
     check_regular(path)
     return [

@@ -31,7 +31,7 @@ def duration(seconds: float | int) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Formats a text, or a number: three significant digits below 1000, otherwise an integer."""
+    """Formats a text or a number. Numbers below 1000 have three significant digits."""
     if isinstance(value, str):
         return value
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
@@ -166,8 +166,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.clock = clock
         self._enabled = enabled
         file: Any = stream or sys.stdout
-        # Notebooks also get plain lines. As Jupyter output, each line would be a separate
-        # HTML table.
+        # Notebooks also get plain lines, because Jupyter would show each line as a separate HTML
+        # table.
         self._console = Console(file=file, highlight=False, force_jupyter=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
@@ -183,7 +183,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     @property
     def width(self) -> int:
-        """Returns the width of the output in characters: of the terminal, or of a log file."""
+        """Returns the width of the terminal in characters, or the width of lines in a log file."""
         return self._console.width
 
     def __exit__(self, *error: Any) -> None:

@@ -52,13 +52,13 @@ def provenance(
     """Returns the provenance of a checkpoint, serializable as JSON.
 
     Args:
-      values: values of the run's config, by dotted key.
+      values: values of the run's config, keyed by dotted name.
       fingerprint: fingerprint of the config (`config.io.fingerprint`).
       questions: training questions.
       mesh: device mesh of the run, or None for a single device.
       evaluated: evaluation sets.
-      verifiers: digests of the source files of verifiers (the user's grading functions), by config
-        key and value (`Verifier.named`). None without verifiers.
+      verifiers: digests of the source files of verifiers (the user's grading functions), keyed by
+        config key and value (`Verifier.named`). None without verifiers.
       prompts: digests of the prompts, from `TaskData.prompt_fingerprints`. None to record no
         digests.
     """
@@ -88,7 +88,7 @@ def check_same_questions(
       run: run folder, for error messages.
 
     Raises:
-      UserError: the questions or the source file of a verifier differ.
+      UserError: if the questions or the source file of a verifier differ.
     """
     advice = "restore the original file, or use another output.dir to start a new run"
     if then["data_fingerprint"] != now["data_fingerprint"]:
@@ -108,7 +108,7 @@ def check_same_questions(
     # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
     verifiers_before = then.get("verifier_fingerprints", grader_only)
-    # A different file has a different name. --allow-change has already permitted such a change.
+    # A different file has a different name, which --allow-change has already permitted.
     for name, digest in now["verifier_fingerprints"].items():
         if verifiers_before.get(name, digest) != digest:
             raise UserError(
@@ -118,7 +118,7 @@ def check_same_questions(
             )
 
 
-# Config keys that change the prompts. Users change them deliberately, with --allow-change.
+# Config keys that change the prompts. Users can change them only deliberately, with --allow-change.
 _PROMPT_KEYS = (
     "data.prompt_format",
     "data.system_prompt",
@@ -144,11 +144,11 @@ def check_same_prompts(
     Args:
       then: provenance of the checkpoint.
       now: current digests, all or some of `TaskData.prompt_fingerprints`.
-      values: values of the config with which `now` was computed, by dotted key.
+      values: values of the config with which `now` was computed, keyed by dotted name.
       run: run folder, for error messages.
 
     Raises:
-      UserError: the tokenizer, the chat template or the prompts differ.
+      UserError: if the tokenizer, the chat template or the prompts differ.
     """
     before = then.get("prompt_fingerprints")
     if not before:

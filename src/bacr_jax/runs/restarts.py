@@ -17,7 +17,7 @@ MOST_RESTARTS = 5
 
 
 def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]) -> str:
-    """Counts this start if Slurm restarted the job. A new job (`sbatch`) resets the count.
+    """Counts the restarts of a Slurm job. A new job (`sbatch`) resets the count.
 
     Args:
       paths: files of the run.
@@ -60,6 +60,6 @@ def _newest_save(*folders: Path) -> int:
 def _times(folder: Path) -> Iterator[int]:
     """Yields the modification times of all files and subfolders of a folder, in nanoseconds."""
     for path in folder.rglob("*"):
-        # A file that is being written can be renamed before it is read.
+        # A file that is being written can be renamed before its time is read.
         with contextlib.suppress(OSError):
             yield path.stat().st_mtime_ns

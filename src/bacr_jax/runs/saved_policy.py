@@ -44,7 +44,7 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
       base: current location of the run's model folder if the folder was moved, otherwise None.
 
     Raises:
-      UserError: the checkpoint or the base weights can't be read.
+      UserError: if the checkpoint or the base weights can't be read.
     """
     from bacr_jax.runs.checkpoint import read_part
 
@@ -83,12 +83,12 @@ def check_trained_with(
     Args:
       run: run folder.
       step: step of the checkpoint, which contains the digests of the tokenizer and the template.
-      values: values of the run's config, by dotted key.
+      values: values of the run's config, keyed by dotted name.
       style: prompt format of the run.
       tokenizer: tokenizer to check.
 
     Raises:
-      UserError: the tokenizer or the template differs, or the checkpoint is damaged.
+      UserError: if the tokenizer or the template differs, or the checkpoint is damaged.
     """
     from bacr_jax.runs.checkpoint import read_meta
     from bacr_jax.runs.provenance import check_same_prompts
@@ -109,8 +109,8 @@ class SavedPolicy:
       step: step of the checkpoint, or None for a Hugging Face folder.
       config: config of the run, or a config derived from the Hugging Face folder.
       identity: values that identify the policy in result files.
-      style: prompt format that the Hugging Face folder specifies, or None to use the format of the
-        config.
+      style: prompt format that the Hugging Face folder specifies. None to use the prompt format of
+        the config.
       called: name of the policy in tables, or None to use the name of the folder.
       trained: config with which the run was trained, which `under` does not change. None for a
         Hugging Face folder.
@@ -169,7 +169,7 @@ class SavedPolicy:
         """Loads the tokenizer with which the policy was trained.
 
         Raises:
-          UserError: the tokenizer is missing or differs from the tokenizer used in training.
+          UserError: if the tokenizer is missing or differs from the tokenizer used in training.
         """
         from bacr_jax.runs import setup
 
@@ -195,10 +195,10 @@ def open_policy(
       model: folder or hub name of a Hugging Face model.
       step: step number, "best" or "newest". None selects the best step, or the newest step if no
         best step was recorded.
-      download: download the model if it is not on this machine.
+      download: True to download the model if it is not on this machine.
 
     Raises:
-      UserError: the policy is missing or its config is invalid.
+      UserError: if the policy is missing or its config is invalid.
     """
     if run is None:
         assert model is not None
@@ -225,7 +225,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     are read from config.json. The compute dtype is the dtype of the stored weights.
 
     Raises:
-      UserError: the folder contains no Qwen2 model, or was modified after its export.
+      UserError: if the folder contains no Qwen2 model, or was modified after its export.
     """
     from bacr_jax.model.hf.archive import check_files
     from bacr_jax.model.hf.hf_config import (
@@ -274,7 +274,7 @@ def weights_fingerprint(folder: Path) -> str:
     """Returns a short digest of the config and of samples of the weight files in a folder.
 
     Raises:
-      UserError: the folder contains no weight files.
+      UserError: if the folder contains no weight files.
     """
     from bacr_client import fingerprint
 

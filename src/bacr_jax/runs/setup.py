@@ -1,5 +1,7 @@
 """Derives the policy of a run from its config: model shape, device mesh and static settings.
 
+Static settings are hashable values that are compiled into JAX programs.
+
 Training, evaluation, `bacr generate` and `bacr plan` use this module. It does not read any weights.
 """
 
@@ -47,7 +49,7 @@ def model_shape(model: ModelConfig, vocab_size: int) -> Qwen2Config:
         own number.
 
     Raises:
-      UserError: the model folder can't be read.
+      UserError: if the model folder can't be read.
     """
     if model.path is not None:
         check_model_folder(model.path, "model.path")
@@ -68,10 +70,10 @@ def model_shape(model: ModelConfig, vocab_size: int) -> Qwen2Config:
 
 
 def run_tokenizer(data: DataConfig, model: ModelConfig) -> Any:
-    """Loads the tokenizer of a run from its data or its model folder.
+    """Loads the built-in tokenizer of a run's data, or the tokenizer of its model folder.
 
     Raises:
-      UserError: the tokenizer can't be loaded.
+      UserError: if the tokenizer can't be loaded.
     """
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
@@ -87,7 +89,7 @@ def vocabulary_rows(model: ModelConfig, tokenizer_size: int) -> int:
     """Returns the number of embedding rows, which may exceed the size of the tokenizer.
 
     Raises:
-      UserError: the model has fewer embedding rows than the tokenizer has ids.
+      UserError: if the model has fewer embedding rows than the tokenizer has ids.
     """
     rows = model_shape(model, tokenizer_size).vocab_size
     if tokenizer_size > rows:
@@ -113,7 +115,7 @@ def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: in
       longest_prompt: number of tokens of the longest prompt.
 
     Raises:
-      UserError: the model folder, the attention implementation, the adapters or the number of
+      UserError: if the model folder, the attention implementation, the adapters or the number of
         positions can't be used.
     """
     model = settings.model
@@ -148,7 +150,7 @@ def _check_teacher(folder: str, shape: Qwen2Config) -> None:
       shape: shape of the policy's model.
 
     Raises:
-      UserError: the folder can't be read, or its vocabulary has a different size.
+      UserError: if the folder can't be read, or its vocabulary has a different size.
     """
     check_model_folder(folder, "distill.teacher")
     check_folder(folder)
@@ -192,7 +194,7 @@ def check_allowance(
       answers: number of tokens of all answers of a row, including forced tokens.
 
     Raises:
-      UserError: a row may have more tokens than `train.micro_batch_tokens`.
+      UserError: if a row may have more tokens than `train.micro_batch_tokens`.
     """
     thinking = limits.max + limits.grace
     longest = longest_prompt + thinking + answers
@@ -208,8 +210,8 @@ def check_allowance(
 def attention_for(compute_dtype: str, head_dim: int, backend: str, wanted: str) -> Any:
     """Returns the attention implementation for the config value `wanted`.
 
-    "auto" selects cuDNN attention if all GPU generations support it for this head size and dtype,
-    according to the conditions that JAX checks, and XLA attention otherwise.
+    "auto" selects cuDNN attention on GPUs if JAX supports it for this head size and dtype on all
+    GPU generations. Otherwise, it selects XLA attention.
     """
     if wanted != "auto":
         return wanted
@@ -222,7 +224,7 @@ def mesh_shape(settings: PolicySettings, shape: Qwen2Config, num_devices: int) -
     """Returns the mesh shape that the config section `mesh` specifies.
 
     Raises:
-      UserError: the devices, the model, or the rows (traces) of a rollout, update or micro-batch
+      UserError: if the devices, the model, or the rows (traces) of a rollout, update or micro-batch
         can't be divided evenly over this mesh.
     """
     layout = parallel.resolve(
@@ -283,9 +285,9 @@ def _check_rows_divide(rollout: RolloutConfig, train: TrainConfig, layout: MeshS
 def decoding_mesh(mesh: MeshConfig, shape: Qwen2Config, num_devices: int) -> MeshShape:
     """Returns the mesh shape for decoding without training, with replicas of the policy.
 
-    Each replica decodes a different part of the batch. A replica uses as many devices as in the run
-    (`mesh.decode_tensor`). If this number does not divide both the devices and the model, the
-    largest smaller number that does is used.
+    Each replica decodes a different part of the batch. A replica uses as many devices as during
+    training (`mesh.decode_tensor`). If this number does not divide both the number of devices and
+    the model, the next smaller number that does is used.
     """
     wanted = mesh.decode_tensor or mesh.tensor
     common_divisor = math.gcd(
@@ -322,7 +324,7 @@ class Policy:
         return parallel.place(state, parallel.shardings(state, mesh))
 
     def make(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Calls `build(*arrays)` and creates each shard of the result on its device.
+        """Calls `build(*arrays)` such that each shard of the result is created on its device.
 
         No device stores the full result.
         """
@@ -333,7 +335,7 @@ class Policy:
         return jax.jit(build, out_shardings=shardings)(*arrays)
 
     def abstract(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Returns the shapes, dtypes and shardings of `build(*arrays)`, without any memory.
+        """Returns the shapes, dtypes and shardings of `build(*arrays)`, without allocating memory.
 
         The result is used as the target for restoring saved values.
         """
