@@ -29,19 +29,19 @@ def test_the_config_reaches_no_further_than_before(modules):
     assert walked.returns <= RETURNS
 
 
-# Rooms on the floors below `runs`, which take records or sections.
-ROOMS = (
+# Subpackages in layers below `runs`, which take records or sections of the config.
+SUBPACKAGES = (
     *("advantages", "curriculum", "learner", "losses", "methods", "model", "parallel", "prompts"),
     *("questions", "rewards", "rollout", "types"),
 )
 
 
-def test_no_room_below_runs_imports_the_whole_config(modules):
+def test_no_subpackage_below_runs_imports_the_whole_config(modules):
     """The command of `questions` is the only exception."""
     importing = [
         name
         for name, module in modules.items()
-        if name.startswith(tuple(f"bacr_jax.{room}" for room in ROOMS))
+        if name.startswith(tuple(f"bacr_jax.{below}" for below in SUBPACKAGES))
         and {"bacr_jax.config.Config", "bacr_jax.config.schema.Config"} & {*module.imports.values()}
     ]
     assert importing == ["bacr_jax.questions.__main__"]

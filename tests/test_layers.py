@@ -1,4 +1,4 @@
-"""Packages and rooms import from floors below their own, those of docs/architecture.md."""
+"""Packages and subpackages import only from lower layers, which docs/architecture.md shows."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ PACKAGES = {
     3: "bacr_gguf bacr_plan bacr_serve",
     4: "bacr_doctor bacr_study",
 }
-FLOORS = {
+LAYERS = {
     0: "errors files types masked out_of_memory static_arguments",
     1: "config curriculum rewards losses",
     2: "advantages parallel questions",
@@ -40,17 +40,17 @@ FLOORS = {
 MATHS = "curriculum rewards advantages losses"
 
 
-def by_name(floors):
-    return {name: floor for floor, names in floors.items() for name in names.split()}
+def by_name(layers):
+    return {name: layer for layer, names in layers.items() for name in names.split()}
 
 
-PACKAGE_FLOOR, FLOOR_OF = by_name(PACKAGES), by_name(FLOORS)
+PACKAGE_LAYER, LAYER_OF = by_name(PACKAGES), by_name(LAYERS)
 
 
-def room_of(module):
-    """A room of `bacr_jax`, or another package."""
-    package, *rooms = module.split(".")
-    return rooms[0] if package == "bacr_jax" else package
+def subpackage_of(module):
+    """Returns the subpackage of a module in `bacr_jax`, or the module's package."""
+    package, *subpackages = module.split(".")
+    return subpackages[0] if package == "bacr_jax" else package
 
 
 def imports(path):
@@ -65,8 +65,8 @@ def imports(path):
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 
-def room_of_file(path):
-    """The first part of its path; the entry points of rooms are on the top floor."""
+def subpackage_of_file(path):
+    """Returns the first part of a path. Entry points of subpackages are in the top layer."""
     if path.stem == "__main__":
         return path.stem
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -80,8 +80,8 @@ def package_of(path):
     return path.relative_to(SRC).parts[0]
 
 
-def test_every_package_has_a_floor():
-    assert {path.parent.name for path in SRC.glob("*/__init__.py")} == PACKAGE_FLOOR.keys()
+def test_every_package_has_a_layer():
+    assert {path.parent.name for path in SRC.glob("*/__init__.py")} == PACKAGE_LAYER.keys()
 
 
 # Modules that run the command of another package under the name of this one.
@@ -93,10 +93,10 @@ def test_packages_import_from_packages_below():
     for path in SRC.rglob("*.py"):
         if path.parent == ROOT and path.stem in COMMAND_MODULES:
             continue
-        floor = PACKAGE_FLOOR[package_of(path)]
+        layer = PACKAGE_LAYER[package_of(path)]
         for name in imports(path):
             target = name.split(".")[0]
-            if target != package_of(path) and PACKAGE_FLOOR.get(target, -1) >= floor:
+            if target != package_of(path) and PACKAGE_LAYER.get(target, -1) >= layer:
                 wrong.append(f"{path.relative_to(SRC)} imports {name}")
     # What would have fitted is asked for when memory has run out, and only then.
     assert wrong == ["bacr_jax/train.py imports bacr_plan.oom_hints"]
@@ -128,36 +128,36 @@ def test_what_is_shared_with_servers_and_graders_needs_python_only(package):
     assert {name.split(".")[0] for name in modules} - sys.stdlib_module_names == {package}
 
 
-def test_every_room_has_a_floor():
-    rooms = {room_of_file(path) for path in files()}
-    assert rooms - FLOOR_OF.keys() == set()
+def test_every_subpackage_has_a_layer():
+    subpackages = {subpackage_of_file(path) for path in files()}
+    assert subpackages - LAYER_OF.keys() == set()
 
 
-def test_the_drawing_in_the_docs_has_these_floors():
+def test_the_drawing_in_the_docs_has_these_layers():
     page = (SRC.parent / "docs" / "architecture.md").read_text()
     drawings = [
         {
-            int(floor): set(names.split())
-            for floor, names in re.findall(r"^ +(\d+) +(\S+(?:  \S+)*) {3,}", drawing, re.MULTILINE)
+            int(layer): set(names.split())
+            for layer, names in re.findall(r"^ +(\d+) +(\S+(?:  \S+)*) {3,}", drawing, re.MULTILINE)
         }
-        for drawing in re.findall(r"```text\n(floor .*?)```", page, re.DOTALL)
+        for drawing in re.findall(r"```text\n(layer .*?)```", page, re.DOTALL)
     ]
-    sets = lambda floors: {floor: set(names.split()) for floor, names in floors.items()}
-    rooms_of = sets(FLOORS)
-    # The `__main__` of a room is a command.
-    del rooms_of[FLOOR_OF["__main__"]]
-    assert drawings == [sets(PACKAGES), rooms_of]
+    sets = lambda layers: {layer: set(names.split()) for layer, names in layers.items()}
+    subpackages_of = sets(LAYERS)
+    # The `__main__` of a subpackage is a command.
+    del subpackages_of[LAYER_OF["__main__"]]
+    assert drawings == [sets(PACKAGES), subpackages_of]
 
 
-def test_imports_point_down_or_stay_in_their_room():
+def test_imports_point_down_or_stay_in_their_subpackage():
     wrong = []
     for path in files():
-        room = room_of_file(path)
+        subpackage = subpackage_of_file(path)
         for name in imports(path):
             if not name.startswith("bacr_jax."):
                 continue
-            target = room_of(name)
-            if target != room and FLOOR_OF[target] >= FLOOR_OF[room]:
+            target = subpackage_of(name)
+            if target != subpackage and LAYER_OF[target] >= LAYER_OF[subpackage]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
@@ -169,7 +169,9 @@ def test_no_cycles_inside_a_room():
         name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
         graph[name] = set(imports(path))
     inside = {
-        name: {other for other in others & graph.keys() if room_of(other) == room_of(name)}
+        name: {
+            other for other in others & graph.keys() if subpackage_of(other) == subpackage_of(name)
+        }
         for name, others in graph.items()
     }
     # Raises CycleError, which names the modules.
@@ -177,8 +179,8 @@ def test_no_cycles_inside_a_room():
 
 
 def test_the_maths_knows_no_model():
-    for room in MATHS.split():
-        modules = [ROOT / f"{room}.py", *(ROOT / room).rglob("*.py")]
+    for subpackage in MATHS.split():
+        modules = [ROOT / f"{subpackage}.py", *(ROOT / subpackage).rglob("*.py")]
         for path in filter(Path.exists, modules):
             names = set(imports(path))
             assert not {n for n in names if n.startswith(("bacr_jax.model", "bacr_jax.config"))}
@@ -186,11 +188,11 @@ def test_the_maths_knows_no_model():
 
 
 def test_rooms_below_runs_take_records_and_not_the_config():
-    """`methods` is the room that has not been moved yet."""
+    """`methods` is the subpackage that has not been moved yet."""
     wrong = []
     for path in files():
-        room = room_of_file(path)
-        if FLOOR_OF[room] >= FLOOR_OF["runs"] or room in ("config", "methods"):
+        subpackage = subpackage_of_file(path)
+        if LAYER_OF[subpackage] >= LAYER_OF["runs"] or subpackage in ("config", "methods"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bacr_jax"):
