@@ -19,9 +19,9 @@ def same_budget_mean(
 
         c_i = mean_{k != i, b_k = b_i} R_k
 
-    If no other trace has the same budget, the mean is taken over all other traces. The policy
-    gradient stays unbiased, because the baseline of a trace never includes the reward of that
-    trace.
+    b_i is the budget of trace i. If no other trace has this budget, the mean is taken over all
+    other traces. The policy gradient stays unbiased, because the baseline of a trace never includes
+    the reward of that trace.
 
     Args:
       rewards: reward R of each trace at each truncation point.

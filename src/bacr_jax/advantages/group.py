@@ -1,4 +1,4 @@
-"""Contains group-based baselines, and the scale by which advantages are divided.
+"""Computes group-based advantages and baselines, and the scale by which advantages are divided.
 
 A group consists of the G traces that were sampled for one question. A trace is graded at M
 truncation points of its thinking (cuts).
@@ -29,8 +29,8 @@ def advantage_scale(
         none:       1
 
     Advantages with a learned baseline are not centered. If all traces of a question have the same
-    reward, their standard deviation is 0 but their advantage may not be. The floor must therefore
-    be about .1 instead of 1e-6.
+    reward, the standard deviation can be 0 although the advantages are not 0. A floor of about .1
+    instead of 1e-6 prevents very large results.
 
     Args:
       advantages: advantages to be normalized, grouped by question.
@@ -154,9 +154,10 @@ def decoupled_advantage(
 
         A_i = sum_k w_k (R_ik - mean_G R_k) / (std_G R_k + eps),  then (A - mean A) / (std A + eps)
 
-    The second normalization uses the mean and standard deviation of the whole batch. If the rewards
-    were summed before normalizing, as in GRPO, different combinations of rewards could have the
-    same advantage, and the reward with the largest variance would dominate.
+    i is a trace, k a reward, and eps = 1e-6. The second normalization uses the mean and standard
+    deviation of the whole batch. If the rewards were summed before normalizing, as in GRPO,
+    different combinations of rewards could have the same advantage, and the reward with the largest
+    variance would dominate.
 
     Args:
       rewards: each of the R rewards of each trace.
@@ -179,7 +180,7 @@ def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
 
 @static_arguments("axis")
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
-    """Computes rewards minus the leave-one-out mean of the group (RLOO, arXiv 2402.14740).
+    """Computes rewards minus the mean of the group's other traces (RLOO, arXiv 2402.14740).
 
         A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R)
 

@@ -12,8 +12,8 @@ the few traces with improbable tokens, whose returns differ from the average.
 
 A regression with two coefficients per segment moves the baseline V towards b*. The coefficients are
 estimated from earlier batches, so the gradient stays unbiased. The exception is
-`advantage.same_shift_for_batch` in combination with a baseline that depends on the returns of the
-group: the mean shift over the batch then contains the return of each trace with weight 1 / traces.
+`advantage.same_shift_for_batch` with a baseline that depends on the returns of the group: each of N
+traces then contributes its return, with weight 1 / N, to the mean shift that is applied to it.
 
 No backward pass is needed to estimate |s|^2. The score of a token sampled with probability p has
 the entry 1 - p for the logit of that token, and p is known from the rollout.
@@ -76,7 +76,7 @@ def optimal_moments(
 ) -> tuple[Float[Array, "M 2 2"], Float[Array, "M 2"], Float[Array, "M"]]:
     """Computes the moments of a weighted regression of advantages on x = (1, expected return).
 
-    The moments are the means from which the coefficients of the regression are computed.
+    The moments are means over traces, from which `optimal_slopes` computes the coefficients.
 
     Args:
       credit: advantage A of each segment, its return minus its baseline (`thinking_credit`).
@@ -84,9 +84,9 @@ def optimal_moments(
       score_norm_proxy: regression weights w (`segment_score_norm_proxy`).
 
     Returns:
-      mean w x x^T, mean w x A, and (mean w^2) / N per segment, over the N traces of the batch. To
-      accumulate them over training steps with weights a_i, average the first two with a_i and sum
-      the third with a_i^2.
+      For each segment: mean w x x^T, mean w x A, and (mean w^2) / N, over the N traces of the
+      batch. To accumulate batches i with weights a_i, weight the first two by a_i and the third by
+      a_i^2, and sum over i.
     """
     chex.assert_equal_shape([credit, expected, score_norm_proxy])
     x = _regressors(expected)
@@ -106,11 +106,11 @@ def effective_traces(square: Float[Array, "M 2 2"], spread: Float[Array, "M"]) -
 
         (sum a w)^2 / sum (a w)^2
 
-    The sums run over all traces of earlier batches. a is the weight of a trace's batch, and w is
-    the weight of the trace.
+    The sums run over all traces of earlier batches. w is the regression weight of a trace, and a is
+    the weight of its batch divided by the number of traces in the batch.
 
     Args:
-      square: E w x x^T (`optimal_moments`). Its first entry is E w.
+      square: E w x x^T (`optimal_moments`). Its first entry is E w, the sum of a w.
       spread: sum of a^2 w^2 (`optimal_moments`).
 
     Returns:
@@ -129,8 +129,9 @@ def optimal_slopes(
 
         (E[w x x^T] + ridge I)^-1 E[w x A],   ridge = (1e-3 + 2 / n) tr E[w x x^T] / 2
 
-    n is the effective number of traces. If n is small, for example because a few large weights
-    dominate the first batch, the coefficients stay close to 0 and the baseline is almost unchanged.
+    w, x and A are defined in `optimal_moments`, tr is the trace of a matrix, and n is the effective
+    number of traces. If n is small, for example because a few large weights dominate the first
+    batch, the coefficients stay close to 0 and the baseline is almost unchanged.
 
     Args:
       square: E w x x^T (`optimal_moments`).
@@ -165,9 +166,9 @@ def optimal_slopes(
 def optimal_shift(
     expected: Float[Array, "Q G M"], slopes: Float[Array, "M 2"]
 ) -> Float[Array, "Q G M"]:
-    """Computes the shift k_s0 + k_s1 V_s that moves each segment's baseline towards the optimum.
+    """Computes the shift that moves the baseline V_s of each segment s towards the optimum.
 
-    Gradients through the shift are stopped.
+    The shift is k_s0 + k_s1 V_s. Gradients through the shift are stopped.
 
     Args:
       expected: V, the return predicted by the baseline.
@@ -184,13 +185,14 @@ def token_baseline(
 
         B_t = sum_i W_it G_it / sum_i W_it,   W_it = sum_{u <= t} (1 - 2 p_iu + sum_v p_iu(v)^2)
 
-    The sums over i run over all traces of the group that have a token at position t, including the
-    trace from which the baseline is subtracted.
+    p_iu(v) is the probability of vocabulary entry v at position u of trace i, and p_iu is the
+    probability of the sampled token. The sums over i run over all traces of the group that have a
+    token at position t, including the trace from which the baseline is subtracted.
 
     Args:
       returns: G, the return of the segment that contains each token.
       path: W, the squared norm of the score with respect to the logits, accumulated up to each
-        token. It is 0 where a trace has no token.
+        token. It is 0 after the last token of a trace.
 
     Returns:
       B, or 0 at positions where no trace of the group has a weight.
@@ -211,9 +213,10 @@ def score_statistics(
         predicted_saving = sum_s kappa_s^2 / F_s / sum_s H_s,
         kappa = E w e,  F = E w,  H = E w e^2,  e = G - mean return of the other traces
 
-    The predicted saving is the fraction of gradient variance that the optimal constant baseline
-    saves relative to the mean baseline (docs/theory.md). It neglects the squared norm of the
-    gradient and does not depend on the baseline of the method.
+    E is the mean over traces, in each segment s. The predicted saving is the fraction of gradient
+    variance that the optimal constant baseline saves relative to the mean baseline
+    (docs/theory.md). It neglects the squared norm of the gradient and does not depend on the
+    baseline of the method.
 
     Args:
       returns: return G of each segment.

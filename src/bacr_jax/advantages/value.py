@@ -1,4 +1,4 @@
-"""Computes baselines from a value function V(q, b): V, leave-one-out residuals, and shrinkage.
+"""Computes baselines from a value function V(q, b), optionally corrected by residuals of the group.
 
 All of these baselines leave the policy gradient unbiased, because the baseline of a trace never
 includes the reward of that trace.
@@ -21,8 +21,9 @@ def bcae_advantage(
 
         A = R(q, t, b_j) - V_psi(q, b, b_j)
 
-    The gradient is unbiased as long as V was not fitted to these rewards. V must therefore be
-    computed by the value head before it is updated on this batch.
+    q is a question, b the budget of trace t, and b_j a truncation point. The gradient is unbiased
+    if V was not fitted to these rewards. The value head (parameters psi) must therefore compute V
+    before it is updated on this batch.
 
     Args:
       rewards: R of Eq. 7.
@@ -68,9 +69,9 @@ def residual_loo_baseline(
 
         c_i = V_i + mean_{k != i} (R_k - V_k)
 
-    Any error of V that is common to the traces of a question cancels. Budgets can differ within a
-    group, because the residual of each trace uses the V of its budget. A constant V gives the RLOO
-    baseline, and a group of one gives V. Gradients are stopped.
+    i and k are traces of the group. Any error of V that is common to the traces of a question
+    cancels. Budgets can differ within a group, because the residual of each trace uses the V of its
+    budget. A constant V gives the RLOO baseline, and a group of one gives V. Gradients are stopped.
     """
     chex.assert_equal_shape([rewards, values])
     mean_residual = others_mean(rewards - values)
@@ -86,9 +87,9 @@ def shrink_baseline(
 
     If V is the same for the whole group, c_i is (n0 V + sum_{k != i} R_k) / (n0 + G - 1), so V
     counts as n0 observations. The optimal value is n0 = sigma^2 / v^2, where sigma^2 is the
-    variance of R and v^2 is the mean squared error of V. With this n0, the excess variance is never
-    above the excess variance of V only (n0 = inf) or of the leave-one-out mean only (n0 = 0). A
-    group of one gives V. Gradients are stopped.
+    variance of R and v^2 is the mean squared error of V. With this n0, errors of the baseline add
+    at most as much gradient variance as with V only (n0 = inf) or with the leave-one-out mean only
+    (n0 = 0). A group of one gives V. Gradients are stopped.
 
     Args:
       prior_strength: n0 >= 0 (see the function `prior_strength`).

@@ -153,8 +153,8 @@ def stage_limit(fractions: Sequence[float], *, step: int, total_steps: int, b_ma
 
         limit = round(f_s b_max), at least 1,  s = floor(n step / total_steps)
 
-    For example, ThinkPrune (arXiv 2504.01296) trains in stages, each with a smaller token limit
-    than the stage before: 4,000 tokens, then 3,000, and so on.
+    s is the index of the stage. For example, ThinkPrune (arXiv 2504.01296) trains in stages, each
+    with a smaller token limit than the stage before: 4,000 tokens, then 3,000, and so on.
 
     Args:
       fractions: largest budget f of each of the n stages, as a fraction of `b_max`.
@@ -169,5 +169,5 @@ def stage_limit(fractions: Sequence[float], *, step: int, total_steps: int, b_ma
 
 @static_arguments("shape")
 def fixed_budgets(budget: Scalar, *, shape: tuple[int, int]) -> Int[Array, "Q G"]:
-    """Returns the same budget in tokens (int32) for all rollouts. GRPO and DAPO use b_max."""
+    """Returns the same budget in tokens (int32) for all rollouts, such as b_max in GRPO."""
     return jnp.full(shape, budget, jnp.int32)

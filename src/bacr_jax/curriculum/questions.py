@@ -29,10 +29,10 @@ def group_weights(
 
         w_k ~ rho_k (1 - rho_k) + epsilon
 
-    Without the floor, a group with pass rate 0 or 1 would never be sampled again, so a change of
-    its pass rate could not be observed. If all pass rates were 0 or 1, the normalized weights would
-    be 0/0. The weight is largest at rho = 1/2. Note that a group in which half of the problems are
-    solved and half are impossible also has this pass rate.
+    Without the floor epsilon, a group with pass rate 0 or 1 would never be sampled again, so a
+    change of its pass rate could not be observed. If all pass rates were 0 or 1, the normalized
+    weights would be 0/0. The weight is largest at rho = 1/2. Note that a group in which half of the
+    problems are solved and half are impossible also has this pass rate.
 
     Args:
       pass_rate: pass rate rho of each group, in [0, 1].

@@ -108,7 +108,7 @@ def budget_mean(
       beta: fraction of `b_max` that is added at a pass rate of 0.
       b_min: smallest budget, in tokens.
       b_max: largest budget, in tokens.
-      clip: whether to clip the location to [b_min, b_max]. False is Eq. 5 exactly as in the paper.
+      clip: True to clip the location to [b_min, b_max]. False is Eq. 5 exactly as in the paper.
     """
     chex.assert_rank(pass_rate, 1)
     shortened = mu0 * (1.0 - alpha * pass_rate)
@@ -152,12 +152,12 @@ def record_outcomes(
 
         m <- d m + (1 - d) (c + 2 m) / (n + 2)
 
-    For each group, c of its n rollouts in this batch are correct, and m is the moving average of
-    its pass rate. The pass rate of the batch is smoothed by two pseudo-rollouts, the weight of a
-    Beta(1, 1) prior. The pseudo-rollouts have pass rate m, because a pass rate of 1/2 would pull m
-    towards 1/2. For the first batch of a group, d is 0, so m becomes the posterior mean (c + 1) /
-    (n + 2) of a Beta(1, 1) prior. Groups without rollouts are unchanged, and `pass_rate` is never
-    changed.
+    For each group, c of its n rollouts in this batch are correct, m is the moving average of its
+    pass rate, and d is the decay. The pass rate of the batch is smoothed by two pseudo-rollouts,
+    the weight of a Beta(1, 1) prior. The pseudo-rollouts have pass rate m, because a pass rate of
+    1/2 would pull m towards 1/2. For the first batch of a group, d is 0, so m becomes the posterior
+    mean (c + 1) / (n + 2) of a Beta(1, 1) prior. Groups without rollouts are unchanged, and
+    `pass_rate` is never changed.
 
     Args:
       group: difficulty group of each question.

@@ -58,11 +58,13 @@ def _hazard(z: Array) -> Array:
 
 
 def _tail_distance(u: Array, rest: Array, edge: Array, width: Array) -> Array:
-    """Computes the distance from an edge that covers a fraction u of [edge, edge + width].
+    """Computes the distance from `edge` that covers a fraction of the interval's probability.
+
+    The interval is [edge, edge + width] of a standard normal distribution.
 
     Args:
-      u: fraction of the probability mass, in [0, 1].
-      rest: 1 - u. It is a separate argument because float32 cannot represent it accurately as 1 - u
+      u: fraction of the interval's probability to cover, in [0, 1].
+      rest: 1 - u. It is a separate argument, because computing it from a float32 u loses precision
         if u is close to 1.
       edge: edge closest to the mode, >= 0, in standard deviations from the mode.
       width: width of the interval, in standard deviations.
@@ -95,9 +97,9 @@ def truncnorm_ppf(
     """Computes quantiles of TruncNorm(mu, sigma^2; low, high), the distribution in paper Eq. 4.
 
     For any location and scale, the error is below 1e-5 of the width of the interval, provided that
-    the spacing of float32 numbers near the ends is much smaller than that. Otherwise, the error can
-    be larger, for example 3e-3 for a width of .135 near 8,814. In far tails, the error is also
-    small relative to the distance from the edge.
+    the spacing of float32 numbers near the ends is much smaller than this error. Otherwise, the
+    error can be larger, for example 3e-3 for a width of .135 near 8,814. In far tails, the error is
+    also small relative to the distance from the edge.
 
     Args:
       u: probabilities, in [0, 1].
@@ -158,7 +160,8 @@ def _quantile_around_mode(u: Array, start: Array, end: Array) -> Array:
 def _fraction_of_narrow(u: Array, start: Array, end: Array, width: Array) -> Array:
     """Computes quantiles of a narrow interval, as positions relative to its width, in [0, 1].
 
-    The density is approximated as exponential within the interval, or as uniform if its rate is 0.
+    Within the interval, the density is approximated as exponential, or as uniform if it is almost
+    constant.
     """
     rate = 0.5 * (start + end) * width
     is_falling = rate > 0.0

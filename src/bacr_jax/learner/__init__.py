@@ -1,4 +1,4 @@
-"""The learner: objective, optimizer and policy updates.
+"""Contains the learner: objective, optimizer and policy updates.
 
 `score_tokens` computes the log-probabilities of all sampled tokens of a `Batch` and can be
 differentiated, so that a loss of your own can be built from it. `learner.train_step` contains the

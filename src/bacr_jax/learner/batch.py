@@ -36,16 +36,16 @@ class Batch:
       answered: number of sampled answer tokens. 0 if the branch shares the answer of another cut.
       thinking_advantages: advantage of each sampled thinking token.
       answer_advantages: advantage of each answer.
-      returns: return R at each cut, the target of the value head.
+      returns: reward R (Eq. 7) at each cut, the target of the value head.
       thinking_logprobs, answer_logprobs: log-probabilities in nats, computed by the sampler.
-      packing: for each row, the indices m A + a of the tokens a of branches m that are not padding,
-        followed by -1 (`qwen2.forward_tree`). The learner only computes these tokens. None computes
-        all M A positions.
+      packing: for each row, the branch tokens that the learner computes, followed by -1
+        (`qwen2.forward_tree`). Token a of branch m has index m A + a. All other positions must be
+        padding. None computes all M A positions.
       real_tokens: indices of all tokens that are not padding. The learner only computes these
         tokens. None computes every position.
       scored: flat index of each sampled token in an array [B, T + M A'], in which the T thinking
-        tokens of a row precede the A' tokens of each answer. Unused entries have arbitrary values.
-        Only used with `real_tokens`.
+        tokens of a row precede the A' tokens of each answer. Unused entries at the end are 0. Only
+        used with `real_tokens`.
     """
 
     trunk: Int[Array, "B S"]
@@ -70,12 +70,12 @@ class Batch:
 
     @property
     def real(self) -> Bool[Array, "B"]:
-        """Returns True for rows (traces) with a prompt. All other rows are padding."""
+        """Returns a mask that is True for rows (traces) with a prompt. Other rows are padding."""
         return jnp.asarray(self.prompt_lengths) > 0
 
     @property
     def thinking_mask(self) -> Bool[Array, "B T"]:
-        """Returns True for sampled thinking tokens."""
+        """Returns a mask that is True for sampled thinking tokens."""
         width = self.thinking_advantages.shape[1]
         return jnp.arange(width) < self.sampled[:, None]
 
@@ -89,7 +89,7 @@ class Batch:
 
     @property
     def answer_mask(self) -> Bool[Array, "B M T"]:
-        """Returns True for sampled answer tokens."""
+        """Returns a mask that is True for sampled answer tokens."""
         width = self.answer_logprobs.shape[2]
         return jnp.arange(width) < self.answered[:, :, None]
 
@@ -121,7 +121,7 @@ def make_batch(
       thinking_advantages: [B, T] advantage of each sampled thinking token.
       answer_advantages: [B, M] advantage of each answer, summed over the cuts that share the
         answer.
-      returns: [B, M] return R at each cut.
+      returns: [B, M] reward R (Eq. 7) at each cut.
       policy_budgets: [B] budgets in tokens that the policy received as input, or NO_BUDGET
         (`RolloutRequest.budgets`). None for the thinking limits `trunks.budgets`. Required if the
         budgets differ from these limits.
@@ -196,7 +196,7 @@ def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
 
 
 def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
-    """Removes unneeded padding from a batch. The new widths must fit the longest trace.
+    """Truncates the padding of a batch. The new widths must fit the longest trace.
 
     Args:
       trunk: new width of prompt and thinking together, in tokens.

@@ -68,7 +68,7 @@ def gradient_shardings(grads: Any, spec: LearnerSpec) -> Any:
 
 
 def laid_out(grads: Any, spec: LearnerSpec) -> Any:
-    """Constrains gradients to the shardings of `gradient_shardings`, inside jit."""
+    """Applies the shardings of `gradient_shardings` to gradients. Called inside jit."""
     if spec.mesh is None or spec.mesh.size == 1:
         return grads
     return jax.lax.with_sharding_constraint(grads, gradient_shardings(grads, spec))

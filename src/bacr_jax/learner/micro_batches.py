@@ -4,9 +4,9 @@ A row is one trace: a trunk (prompt and thinking) and its branches (answers at t
 The lengths of rows differ by an order of magnitude. Each micro-batch therefore contains rows of
 similar length, as many as fit into the maximum number of tokens. The possible widths of trunks are
 spaced logarithmically, from an eighth of the longest trunk to the longest trunk. Rows that use at
-most a quarter of their branch positions are grouped as well, and their branches are packed without
-padding between them (`Batch.packing`). This limits both the number of compiled programs and the
-amount of padding. `updates` calls this module on the host.
+most a quarter of their branch positions are grouped as well, so that their branches can be packed
+without padding between them (`Batch.packing`). This limits both the number of compiled programs and
+the amount of padding. `updates` calls this module on the host.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ _ALIGNMENT = 64
 # Minimum number of tokens in the longest trunk for which widths are rounded up to a multiple of
 # `_ALIGNMENT`.
 _WIDE = 1024
-# Numbers of windows to try. The planner sorts rows by length, splits them into windows, and sorts
-# each window by the length of the branches. It uses the number of windows with the best plan.
+# Numbers of windows to try. `planned_parts` sorts rows by length, splits them into windows, and
+# sorts each window by the length of the branches. The plan with the fewest positions is used.
 _WINDOWS = (1, 2, 4, 8)
 
 
@@ -39,8 +39,8 @@ class Shapes:
     Attributes:
       tokens: maximum number of token positions per micro-batch, including padding.
       buckets: number of different widths of trunks (prompt and thinking).
-      multiple: divisor of the number of rows (traces), which is the number of shards into which the
-        mesh divides rows.
+      multiple: number of shards into which the mesh divides rows (traces). The number of rows of a
+        micro-batch is a multiple of it.
     """
 
     tokens: int
@@ -103,7 +103,7 @@ class MicroBatchPlan:
 
 
 def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
-    """Returns where the real tokens of each trace's answers are in its padded answers.
+    """Returns the indices of each trace's answer tokens that are not padding.
 
     The answers of a trace are padded to A positions each. Position a of answer m has index m A + a.
 
@@ -113,7 +113,7 @@ def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
       positions: number of entries per trace in the result.
 
     Returns:
-      [traces, positions] indices of the real tokens in ascending order, followed by -1.
+      [traces, positions] indices in ascending order, followed by -1.
     """
     is_token = np.arange(longest) < lengths[:, :, None]
     is_token = is_token.reshape(len(lengths), -1)
@@ -135,7 +135,7 @@ def padded_rows(batch: Batch, part: MicroBatchPlan) -> Batch:
 
 
 def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
-    """Rounds each needed number up to the smallest sufficient width. `widths` is ascending."""
+    """Rounds each needed width up to the next of the possible `widths`, which are ascending."""
     index = np.searchsorted(widths, needed)
     return np.asarray(widths)[index]
 

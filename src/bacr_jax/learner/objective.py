@@ -48,8 +48,8 @@ class Minibatch:
 
     Attributes:
       batch: the traces.
-      old: scores under the policy that sampled the traces. None in the first update, where the
-        importance ratio is exactly 1, and if the sampler's log-probabilities are used
+      old: scores under the policy that sampled the traces. None in the first update, because the
+        importance ratio is then exactly 1, and if the sampler's log-probabilities are used instead
         (loss.old_logprobs).
       reference: scores under the reference policy, for a KL penalty. None without a KL penalty.
       teacher: scores under the teacher. None without distillation.
@@ -133,15 +133,18 @@ def chunked_logprobs(
 def _answer_targets(
     branch: Float[Array, "B M A D"] | Float[Array, "B F D"], batch: Batch
 ) -> tuple[Float[Array, "B F D"], Int[Array, "B F"], Callable[[Array], Array]]:
-    """Returns the hidden states that predict answer tokens, their target tokens, and `unpack`.
+    """Selects the hidden states that predict answer tokens.
 
-    A branch is an answer after its forced suffix. The state at position suffix - 1 + t of a branch
-    predicts its answer token t. If branches are packed without padding (`Batch.packing`), all
-    positions are scored. The function `unpack` maps the scores to the answer tokens, with shape
-    [B, M A].
+    A branch consists of a forced suffix of n tokens and an answer. The state at position n - 1 + t
+    of a branch predicts answer token t. If branches are packed without padding (`Batch.packing`),
+    the states at all positions are selected.
 
     Args:
       branch: final hidden states of the branches, unpacked or packed.
+
+    Returns:
+      The states, the ids of the tokens that they predict, and a function that maps the scores of
+      the states to scores of the answer tokens [B, M A].
     """
     b, m, a = batch.answer_logprobs.shape
     within = batch.forced[..., None] + jnp.arange(a)
@@ -166,8 +169,8 @@ def score_tokens(
     """Computes log-probabilities and entropies of all sampled tokens in one forward pass.
 
     The state at position prompt_length - 1 + t of a trunk (prompt and thinking) predicts thinking
-    token t. The state at position suffix - 1 + t of a branch (forced suffix and answer) predicts
-    answer token t (`_answer_targets`). Forced tokens are used as inputs, but are not scored.
+    token t. The state at position n - 1 + t of a branch (forced suffix of n tokens and answer)
+    predicts answer token t. Forced tokens are used as inputs, but are not scored.
 
     Args:
       params: all parameters of the policy.
@@ -298,14 +301,17 @@ def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
 def importance_ratio(
     scores: TokenScores, before: TokenScores, batch: Batch, *, kind: str
 ) -> Float[Array, "B T"]:
-    """Returns the importance ratio of each sampled token, thinking before answers (paper Eq. 15).
+    """Returns the importance ratio of each sampled token (paper Eq. 15).
+
+    In the result, the thinking tokens of a trace precede the tokens of its answers.
 
     Args:
       scores: scores under the current policy.
       before: scores under the policy that sampled the tokens.
-      kind: "token" computes the ratio of each token. "sequence" computes the ratio of all sampled
-        tokens of a trace, including answers, as in pi(t | q, b) of the equation. "gspo" computes
-        the geometric mean of the token ratios, separately over the thinking and over each answer.
+      kind: "token" computes the ratio of each token. "sequence" computes the product of the ratios
+        of a trace's sampled tokens, including answers, as in pi(t | q, b) of the equation. "gspo"
+        computes the geometric mean of the token ratios, separately for the thinking and for each
+        answer.
     """
     new = joined(scores.thinking, scores.answers)
     old = joined(before.thinking, before.answers)
@@ -353,17 +359,17 @@ def _mismatch_correction(
     mask: Bool[Array, "B T"],
     settings: LossConfig,
 ) -> tuple[Array | None, Bool[Array, "B 1"] | None]:
-    """Corrects the policy loss for the mismatch between the sampler and the learner.
+    """Computes weights that correct the loss for the mismatch between sampler and learner.
 
     Args:
       logp_before: log-probabilities that the learner computes.
       sampler: log-probabilities that the sampler computed.
-      mask: sampled tokens.
+      mask: True for sampled tokens.
       settings: settings of the loss.
 
     Returns:
-      The weight of each token [B, T] or trace [B, 1], or None if no token is weighted. True for
-      traces that are included in the loss, or None if all traces are included.
+      weight: weight of each token [B, T] or trace [B, 1], or None to weight all tokens equally.
+      included: True for traces that are included in the loss, or None to include all traces.
     """
     weight = None
     included = None
@@ -397,7 +403,7 @@ def policy_terms(
 
     With loss.old_logprobs=sampler, the importance ratio uses the sampler's log-probabilities and is
     clipped to the importance cap. A token above the cap has no gradient, for advantages of either
-    sign. In this case, the mismatch is measured between the sampler and the current policy.
+    sign. With this setting, the mismatch is measured between the sampler and the current policy.
 
     Args:
       scores: scores under the current policy.
@@ -534,8 +540,8 @@ def objective(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss L = L_pi + c_v L_V - c_h H (paper Eq. 16) on a part of a batch.
 
-    L_pi is the policy loss, L_V the value loss and H the entropy. With a reference policy, a KL
-    penalty is added.
+    L_pi is the policy loss, L_V the value loss and H the entropy. c_v is `loss.value_coef`, and c_h
+    is `loss.entropy_coef`. With a reference policy, a KL penalty is added.
 
     Args:
       policy: all parameters of the policy, including frozen ones.

@@ -62,11 +62,11 @@ def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.Grad
 def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
     """Wraps Adam so that its moments are stored in a narrower dtype. Updates are computed in fp32.
 
-    Adam's moments are running means m <- b m + (1 - b) g of the gradients g, or of their squares. A
-    stored moment m does not change if its step (1 - b) |g - m| is less than half the spacing of
-    representable numbers at m. In bfloat16 the spacing is 2^-8 to 2^-7 of m. With b1 = 0.9 and b2 =
-    0.95, a moment stops within a few percent of its target. With b2 = 0.999, the second moment
-    would hardly change.
+    Adam's moments are running means m <- b m + (1 - b) g, with decay b and with g a gradient (b =
+    b1) or its square (b = b2). A stored moment m does not change if the change (1 - b) |g - m| is
+    less than half the spacing of representable numbers at m. In bfloat16 the spacing is 2^-8 to
+    2^-7 of m. With b1 = 0.9 and b2 = 0.95, a moment stops within a few percent of its target. With
+    b2 = 0.999, the second moment would hardly change.
 
     Args:
       tx: optimizer that contains `optax.scale_by_adam`.
@@ -107,7 +107,7 @@ def _labels(params: dict) -> dict:
 
 
 def _decayed(params: dict) -> dict:
-    """Returns True for matrices, the parameters with weight decay.
+    """Returns True for parameters with weight decay, which are the matrices.
 
     Norms, biases and the gates of the budget embedding have no weight decay. The decision is based
     on parameter names, because norms also have two dimensions when their layers are stacked.

@@ -17,7 +17,7 @@ from bacr_jax.learner.batch import Batch, filled_rows, joined
 from bacr_jax.model.real_tokens import RealTokens
 
 # The number of rows per micro-batch is chosen as if each row used this fraction of the longest
-# possible response. A limit is needed, because attention is also computed for unused rows.
+# possible response. The number is limited, because attention is also computed for unused rows.
 _SHORT = 0.5
 
 
@@ -49,10 +49,10 @@ class Allowance:
 
 
 def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
-    """Returns, for each row (trace), the index of the row that computes its prompt.
+    """Returns, for each row (trace), the index of the row for which its prompt is computed.
 
     If `shares_prompts` is True, this is the first of consecutive rows with the same prompt.
-    Otherwise, each row computes its own prompt.
+    Otherwise, the prompt is computed for each row.
     """
     rows = np.arange(batch.trunk.shape[0])
     if not shares_prompts:
@@ -71,9 +71,9 @@ def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
 
 
 def _tokens(batch: Batch) -> np.ndarray:
-    """Returns True for positions of prompt, thinking and answers that are not padding.
+    """Returns a mask [B, S + M A] that is True for all tokens that are not padding.
 
-    The shape is [B, S + M A].
+    In each row (trace), S positions of prompt and thinking precede M A positions of answers.
     """
     lengths = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)
     branch_lengths = np.asarray(batch.branch_lengths)
@@ -94,7 +94,7 @@ def _flat_indices(flags: np.ndarray, entries: int) -> np.ndarray:
 
 
 def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
-    """Returns the indices of a micro-batch's tokens that are not padding.
+    """Lists the tokens of a micro-batch that are not padding. Shared prompts are listed once.
 
     Args:
       batch: the micro-batch. Its tokens must fit into the allowance.

@@ -124,8 +124,8 @@ def in_portions(
 ) -> Float[np.ndarray, "n ..."]:
     """Applies a function to `size` sequences (rows) at a time and concatenates the results.
 
-    The last call is filled up with repeated rows, so that the function is compiled for one size
-    only.
+    The last call repeats some of its rows to reach this size, so that the function is compiled for
+    one size only.
 
     Args:
       of_rows: function that maps the indices of `size` rows to one result per row.
@@ -145,10 +145,10 @@ def thinking_energies(
 ) -> Float[np.ndarray, "B T"]:
     """Returns the squared norm of the score function of each thinking token.
 
-        1 - 2 p + sum_v p(v)^2,   p the probability of the sampled token
+        1 - 2 p + sum_v p(v)^2
 
-    The score function is the gradient of the log-probability of the sampled token with respect to
-    the logits.
+    p is the probability of the sampled token, and v runs over the vocabulary. The score function is
+    the gradient of the sampled token's log-probability with respect to the logits.
 
     Args:
       params: parameters of the policy.

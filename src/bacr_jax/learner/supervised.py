@@ -52,11 +52,10 @@ def supervised_loss(
 def rows_right(
     params: Params, tokens: Int[Array, "B T"], judged: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Bool[Array, "B"]:
-    """Returns True for rows (texts) that the model reproduces with greedy predictions.
+    """Returns True for rows (texts) whose tokens in the mask `judged` are all predicted correctly.
 
-    In these rows, every token in the mask `judged` is the most likely token, given the correct
-    tokens before it. The logits of all positions are in memory at once, so the vocabulary must be
-    small.
+    A token is predicted correctly if it is the most likely token, given the correct tokens before
+    it. The logits of all positions are in memory at once, so the vocabulary must be small.
 
     Args:
       params: parameters of the policy.
@@ -81,7 +80,7 @@ def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Arr
 
 
 def _pad_to_mesh(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
-    """Pads rows with zeros to a number that the mesh divides, and shards them over the mesh.
+    """Adds rows of zeros until the mesh divides the number of rows, and shards the rows over it.
 
     The added rows have no target tokens, so they do not contribute to the loss.
 

@@ -18,7 +18,7 @@ from bacr_jax.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A policy whose log-probabilities of the sampled tokens are distilled.
+    """A policy whose log-probabilities of the sampled tokens are distilled into the trained policy.
 
     Attributes:
       spec: static settings of the teacher. Its vocabulary is the vocabulary of the policy.

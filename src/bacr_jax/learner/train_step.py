@@ -69,7 +69,7 @@ def init_state(
     return TrainState(
         policy=policy,
         head=value_head,
-        # Use jit, because otherwise XLA would compile a separate program for each shape of an
+        # Use jit, because XLA would otherwise compile a separate program for each shape of an
         # optimizer moment.
         policy_opt=jax.jit(policy_tx.init)(policy),
         head_opt=None if value_head is None else jax.jit(head_tx.init)(value_head),
@@ -166,7 +166,7 @@ def apply_update(
     update_policy: Bool[Array, ""] | bool = True,
     has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Takes one Adam step. The step is skipped and counted if a gradient is non-finite.
+    """Takes one Adam step, or skips and counts the step if a gradient is non-finite.
 
     If no token contributes to the policy loss, only the value head is updated, because Adam's
     moments would change the policy even with zero gradients. The metric `policy/empty_minibatches`
@@ -412,14 +412,14 @@ def fit_value(
 ) -> tuple[Params, Any]:
     """Takes additional Adam steps on the loss of the value head (paper Eq. 12).
 
-    The additional steps are needed, because the head learns little from the one step per iteration
-    that it takes together with the policy. Steps with non-finite gradients are skipped.
+    The head learns little from the single step per iteration that it takes together with the
+    policy. Steps with non-finite gradients are skipped.
 
     Args:
       value_head: parameters of the value head.
       head_opt: optimizer state of the value head.
       features: input features of the value head, from `question_values`.
-      returns: return at each truncation point.
+      returns: reward R at each truncation point, which V predicts.
       head_tx: optimizer of the value head.
       num_steps: number of Adam steps.
 

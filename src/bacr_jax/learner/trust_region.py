@@ -92,8 +92,8 @@ def shortened(
 ) -> tuple[Params, float, float]:
     """Shortens a step until its KL divergence is at most `SLACK` times the bound.
 
-    The step is scaled by `step_scale` up to `MOST_SHRINKS` times. If this is not enough, the step
-    is dropped.
+    The step is scaled by `step_scale` up to `MOST_SHRINKS` times. If the divergence is still too
+    large, the step is dropped.
 
     Args:
       old: trained parameters before the step.
@@ -166,9 +166,9 @@ def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
 def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
     """Wraps an optimizer step so that its KL divergence is at most `SLACK` times the bound.
 
-    Only the step of the policy is shortened. The value head and the optimizer moments always take
-    the full step. The wrapper needs two additional forward passes over the traces, one before and
-    one after the step, and another one each time the step is shortened.
+    Only the step of the policy is shortened. The value head and the optimizer moments are always
+    updated with the full step. The wrapper needs two additional forward passes over the traces, one
+    before and one after the step, and another pass each time the step is shortened.
 
     Args:
       step: the optimizer step. It may donate its state.

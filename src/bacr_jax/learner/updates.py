@@ -206,8 +206,8 @@ class Updates:
     def _sizes(self, part: Batch) -> dict[str, int]:
         """Returns the sizes on which an update's memory depends, for out-of-memory messages.
 
-        They are the number of traces, the size of a micro-batch in traces or tokens, and the number
-        of positions per trace.
+        The sizes are the number of traces, the size of a micro-batch in traces or tokens, and the
+        number of positions per trace.
         """
         rows, width = part.trunk.shape
         _, cuts, branch_width = part.branches.shape
@@ -220,15 +220,15 @@ class Updates:
         return sizes
 
     def _optimizers(self) -> dict[str, Any]:
-        """Returns the static arguments of an update."""
+        """Returns the static arguments of the update programs: settings and optimizers."""
         return {"spec": self.spec, "policy_tx": self.policy_tx, "head_tx": self.head_tx}
 
     def _scored(self, rows: Batch, earlier: Earlier, parts: int = 1) -> Minibatch:
-        """Moves traces to their devices and scores their tokens under other policies.
+        """Moves traces to their devices and scores them under earlier policies and the teacher.
 
         Args:
           rows: the traces.
-          earlier: the policies.
+          earlier: the earlier policies.
           parts: number of micro-batches into which the traces are split for scoring.
         """
         mesh = self.spec.mesh
@@ -243,7 +243,7 @@ class Updates:
         return Minibatch(rows, old, reference, teacher)
 
     def _score(self, policy: Params, rows: Batch, parts: int) -> TokenScores:
-        """Scores the tokens of traces under a policy, in `parts` micro-batches.
+        """Computes the log-probabilities of the traces' tokens, in `parts` micro-batches.
 
         Args:
           policy: all parameters of the policy.
@@ -369,10 +369,10 @@ class Updates:
 
 @jax.jit
 def averaged(history: Sequence[Metrics]) -> Metrics:
-    """Averages metrics over all minibatches with at least one token in the policy loss.
+    """Averages metrics over the minibatches with at least one token in the policy loss.
 
-    Without such a minibatch, the result is 0. Metrics of the value head are averaged over all
-    minibatches, because the value head learns from each of them.
+    If there is no such minibatch, the averages are 0. Metrics of the value head are averaged over
+    all minibatches, because the value head learns from each of them.
 
     Args:
       history: metrics of each minibatch.

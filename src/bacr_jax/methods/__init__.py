@@ -1,4 +1,4 @@
-"""Contains the training methods, composed of functions from `curriculum`, `rewards`, `advantages`.
+"""Contains the training methods, built from functions of `curriculum`, `rewards` and `advantages`.
 
 Each method is a module that contains the published formulas and a function `make(config)`, which
 builds the method without computing any array. If some settings are incompatible with the method,

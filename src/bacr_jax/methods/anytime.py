@@ -94,8 +94,8 @@ def brpo_advantage(
         V2[s]   = mean_g sum_{k>=s} P_k r[g,k]
         A[g,s]  = sum_{k>=s} P_k r[g,k] - (s/M) V1[g,s] - ((M-s)/M) V2[s]
 
-    V1 predicts the later outcomes of a trace from its earlier outcomes. V2 predicts them from the
-    group. The advantages are not divided by a standard deviation.
+    g is a trace of the group. V1 predicts the later outcomes of a trace from its earlier outcomes.
+    V2 predicts them from the group. The advantages are not divided by a standard deviation.
 
     Args:
       r: outcomes in [0, 1], averaged over the answers for each trace and budget.
@@ -190,8 +190,8 @@ def make(config: MethodSettings) -> Method:
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
         prior = brpo_prior(settings.prior, grid())
-        # The answers have a separate prior, because the published answer gradient weights all
-        # budgets equally for every prior of the thinking.
+        # The answers have a separate prior, because in the publication, the gradient of the answers
+        # weights all budgets equally, whatever the prior of the thinking is.
         answer_prior = brpo_prior(settings.answer_prior, grid()) * count
         thinking = brpo_advantage(rewards, prior, mode=settings.baseline, loo=settings.loo)
         returns = to_go(rewards, prior)

@@ -9,7 +9,7 @@ budget-conditioned advantages      Eq. 10 to 14  advantage.baseline=value
 The training loop calls the functions of this module in the order of Algorithm 1. The budget
 embedding is implemented in `model/budget.py`, the value head in `model/value.py`, and the loss (Eq.
 15, 16) in `losses.py`. The folder `baselines/` extends the paper: it contains alternatives to the
-baseline V(q, b), and a correction of baselines by the squared norms of the tokens' score functions.
+baseline V(q, b), and a correction that reduces the gradient variance of any baseline.
 `bacr_settings.py` checks the settings.
 
 Shapes: Q questions, G responses per question, M truncation points (cuts) per response.

@@ -33,7 +33,7 @@ def overlong_penalty(
 ) -> Float[Array, "*batch"]:
     """Computes the soft overlong punishment, which is added to the task reward (DAPO, Eq. 13).
 
-        0 up to L_max - L_c tokens, then linearly down to -factor at L_max, -factor beyond
+        0 up to L_max - L_c tokens, then linear down to -factor at L_max tokens, -factor beyond
 
     Args:
       lengths: number of tokens of each response.

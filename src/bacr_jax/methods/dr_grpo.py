@@ -15,5 +15,5 @@ PUBLISHED = {
 
 
 def make(config: MethodSettings) -> Method:
-    """Builds Dr.GRPO: correctness minus the group mean, with a constant loss denominator."""
+    """Builds Dr.GRPO: correctness minus the group mean, in a loss divided by a constant."""
     return grpo_family(config, "Dr.GRPO", advantages.group_advantage, published=PUBLISHED)

@@ -27,7 +27,7 @@ PUBLISHED = {
 def effort_met(
     lengths: Int[Array, "Q G"], budgets: Int[Array, "Q G"], *, largest: int
 ) -> Bool[Array, "Q G"]:
-    """True for traces that are short enough for the effort in their prompt.
+    """True for traces that are at most as long as the effort in their prompt allows.
 
         length <= rho T,   rho = b / b_max
 

@@ -71,7 +71,7 @@ def correctness(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
 
 
 def needs_a_group(config: MethodSettings, what: str) -> Iterator[str]:
-    """Yields an error message if a setting compares rollouts but the group size is 1.
+    """Yields an error message if the group size is 1 although a setting compares rollouts.
 
     Args:
       what: the setting that compares rollouts, as `KEY=VALUE`.

@@ -277,7 +277,7 @@ def make(config: MethodSettings) -> Method:
     )
     if settings.kind != "gfpo":
         return method
-    # At least two responses, because the advantage within a subset of one is always 0.
+    # Keep at least two responses, because the advantage within a subset of one is always 0.
     count = max(2, round(settings.keep_fraction * config.rollout.group_size))
 
     def advantages(

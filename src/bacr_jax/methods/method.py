@@ -1,7 +1,7 @@
-"""Defines `Method`, a set of pure functions called by the training loop, and their data types.
+"""Defines `Method`, the functions that a training method consists of, and their data types.
 
-Each module that implements a training method builds a `Method`. This module does not compute
-rewards or advantages.
+Each module that implements a training method builds a `Method`, whose functions are called by the
+training loop.
 """
 
 import functools
@@ -165,8 +165,8 @@ class Published:
 class Method:
     """A training method as a composition of pure functions.
 
-    The training loop jits these functions on arrays, with the method as a static argument. A method
-    is only equal to itself. `state` is an arbitrary pytree defined by the method and is saved in
+    The training loop jits these functions on arrays, with the method as a static argument. Methods
+    are compared by identity. `state` is an arbitrary pytree defined by the method and is saved in
     every checkpoint.
 
     Attributes:
@@ -203,9 +203,9 @@ class Method:
         `GroupBatch.extra`. None if the method does not use the answer texts.
       rejection_sft: supervised stage before training, or None.
       published: settings prescribed by the publication, by config key. Keys that the method does
-        not use are omitted. A config with a different value departs from the publication, or is
-        rejected if the setting defines the method. Always empty for user-defined methods, even if
-        they are derived from a built-in method.
+        not use are omitted. A different value in a config is reported as a departure, or rejected
+        if the setting defines the method. Always empty for user-defined methods, even if they are
+        derived from a built-in method.
     """
 
     name: str

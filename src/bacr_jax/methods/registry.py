@@ -63,9 +63,10 @@ def load_method(config: MethodSettings) -> Method:
 
 
 def _check_shuffled_input(config: MethodSettings, method: Method) -> None:
-    """Raises UserError if a method needs budgets as input that equal the truncation.
+    """Raises UserError if the method does not support `budget.shuffle_input`.
 
-    A value head and the score norms of the policy are computed with one budget per trace.
+    The input budget of a trace then differs from the budget at which the trace is truncated. A
+    value head and score norms do not support this, because they are computed with one budget.
     """
     reason = ""
     if not method.truncates_at_budget:
@@ -183,7 +184,8 @@ def _stage_problems(config: MethodSettings, method: Method) -> Iterator[str]:
 def _teacher_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     """Yields an error message if the policy is its own teacher but gets no budget embedding.
 
-    The teacher would be the same policy, or would read the trace's budget in its prompt.
+    The teacher would then not differ from the policy, or would receive the trace's budget in the
+    prompt.
     """
     distill = config.distill
     if distill.coef == 0.0 or distill.teacher is not None:

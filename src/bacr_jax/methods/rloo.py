@@ -1,4 +1,4 @@
-"""RLOO (arXiv 2402.14740): the baseline of a trace is the mean over the rest of its group."""
+"""RLOO (arXiv 2402.14740): the baseline is the mean reward of the group's other traces."""
 
 from bacr_jax import advantages
 from bacr_jax.config.settings import MethodSettings
@@ -17,6 +17,6 @@ PUBLISHED = {
 
 
 def make(config: MethodSettings) -> Method:
-    """Builds RLOO: correctness minus the leave-one-out mean of the group."""
+    """Builds RLOO: correctness minus the mean correctness of the group's other traces."""
     leave_one_out = advantages.rloo_advantage
     return grpo_family(config, "RLOO", leave_one_out, centred=leave_one_out, published=PUBLISHED)

@@ -1,4 +1,4 @@
-"""S-GRPO (arXiv 2505.07686): one trace with several exits, where earlier correct exits earn more.
+"""S-GRPO (arXiv 2505.07686): one trace with several exits, of which early correct ones earn more.
 
 An exit is a truncation point (cut) at which the thinking ends and the policy answers.
 """

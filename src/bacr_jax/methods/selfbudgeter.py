@@ -25,7 +25,7 @@ from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.types import Scalar
 
 _RECALLED = "recalled, not checked in print"
-# loss.kl_coef is not listed, because it is unknown whether its GRPO loss has a KL term.
+# loss.kl_coef is not listed, because it is unknown if the publication's loss has a KL term.
 PUBLISHED = {
     "loss.aggregate": Published("seq_mean_token_mean", "GRPO's"),
     **family.CLIPPED,
@@ -116,15 +116,15 @@ def declared_budget_reward(
 
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
-    """Parses the budget that a response declares at its beginning.
+    """Parses the number at the beginning of a response, with which it declares its budget.
 
     Args:
       pieces: bytes of each token of the response.
       close: bytes that end the declaration.
 
     Returns:
-      The budget and the number of tokens of the declaration, including the tokens of `close`. (0,
-      0) if the response does not begin with a positive integer followed by `close`.
+      A tuple of the budget and the number of tokens of the declaration, including the tokens of
+      `close`. (0, 0) if the response does not begin with a positive integer followed by `close`.
     """
     before, separator, _ = b"".join(pieces).partition(close)
     if not separator:

@@ -13,8 +13,8 @@ from bacr_jax.methods.l1 import GRPO_OF_VERL
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 PUBLISHED = {
-    # Its scripts make one update per batch, unlike the scripts of the other methods that are based
-    # on this trainer.
+    # The released scripts make one update per batch, unlike the scripts of the other methods that
+    # are based on this trainer.
     **{key: value for key, value in GRPO_OF_VERL.items() if key != "train.minibatches"},
     "budget.stages": Published(
         (1.0, 0.75, 0.5),
@@ -28,8 +28,8 @@ def make(config: MethodSettings) -> Method:
     """Builds ThinkPrune: GRPO with reward 0 for responses that exceed the token limit.
 
     The limit is the budget, which `budget.stages` lowers during training. All other responses are
-    rewarded for correctness. A truncated response has no answer in the publication. This
-    implementation forces an answer after the truncation, which has no advantage.
+    rewarded for correctness. In the publication, a truncated response has no answer. Here, an
+    answer is forced after the truncation, but its advantage is 0.
     """
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:

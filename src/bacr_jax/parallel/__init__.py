@@ -1,4 +1,4 @@
-"""Device mesh, shardings, and communication between processes."""
+"""Contains the device mesh, shardings, and the communication between processes."""
 
 from bacr_jax.parallel.mesh import (
     AXES as AXES,

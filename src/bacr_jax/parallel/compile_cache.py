@@ -44,7 +44,7 @@ _SUFFIX = "-cache"
 # Content for testing whether a folder is writable. It is larger than the data that some file
 # systems store inline with the file name.
 _PROBE = bytes(1 << 16)
-# Marker file. Its mtime is the time up to which all programs of its folder have been checked.
+# Name of a marker file. All programs of its folder that were written before its mtime are checked.
 _MARKER = "looked"
 # Age in seconds after which a program file is assumed to be completely written.
 _WRITE_SECONDS = 60.0
@@ -70,10 +70,10 @@ class CacheFolder:
 
 
 def keep_programs(setting: str | None) -> CacheFolder:
-    """Sets the folder of JAX's compilation cache.
+    """Sets the folder of JAX's compilation cache, so that later runs start faster.
 
-    Call it before the first program is compiled. A folder that is not writable is not an error. In
-    this case, programs are compiled at every start.
+    Call it before the first program is compiled. If the folder is not writable, no error is raised,
+    and programs are compiled at every start.
 
     Args:
       setting: value of `output.compile_cache`: a folder, a URL that JAX supports, or "none" to

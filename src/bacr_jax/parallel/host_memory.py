@@ -3,8 +3,8 @@
 XLA's CPU backend allocates temporary buffers at every execution of a program. For each block of
 more than 32 MiB, glibc maps new memory and unmaps it afterwards, so the kernel has to clear all
 pages every time. This takes a quarter of the CPU time of a small run. Memory that is allocated by
-XLA's own threads, such as the temporary buffers of a large program, can't be retained. In this case
-only larger pages help.
+XLA's own threads, such as the temporary buffers of a large program, can't be retained. For such
+memory, only larger pages help.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ _MMAP_MAX = -4
 _MALLOC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # Maximum number of free bytes at the end of the heap that are retained by the process.
 RETAINED_BYTES = 1 << 30
-# Number of free bytes above which `return_freed_memory` returns them. Small models never free as
-# many, so their memory is always reused.
+# Number of free bytes above which `return_freed_memory` returns them. Small models always have
+# fewer free bytes, so their memory is always reused.
 RETURNED_BYTES = 1 << 31
 # Environment variable and value that request pages of 2 MiB, if the kernel provides them on
 # request. glibc reads the variable when a process starts.
@@ -76,9 +76,9 @@ def keep_freed_memory() -> bool:
 def return_freed_memory() -> None:
     """Returns freed memory to the kernel if a CPU run has more than `RETURNED_BYTES` of it.
 
-    Blocks of several GB are freed after rollouts and after updates. The heap grows by another such
-    block if a small block that is still used lies in the freed memory. Without this call, the
-    process would keep both.
+    Blocks of several GB are freed after rollouts and after updates. If a small block inside the
+    freed memory is still used, the next large block does not fit there, and the heap grows. Without
+    this call, the process would keep the memory of both.
     """
     if not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
         return
@@ -93,8 +93,8 @@ def return_freed_memory() -> None:
 def lacks_huge_pages(num_parameters: int) -> bool:
     """True if a model of this size would train faster on this CPU with `HUGE_PAGES` set.
 
-    Returns False with a GPU, with another C library, with a kernel that provides large pages always
-    or never, and if the user has set tunables.
+    Returns False for small models, with a GPU, with another C library than glibc, with a kernel
+    that provides large pages always or never, and if the user has set GLIBC_TUNABLES.
     """
     library, version = platform.libc_ver()
     if num_parameters < _LARGE_MODEL or library != "glibc" or TUNABLES in os.environ:

@@ -1,4 +1,4 @@
-"""Detects launchers that start several processes without all variables that JAX needs.
+"""Detects launchers that start several processes without setting all variables that JAX needs.
 
 A process that does not detect the other processes trains independently, so N processes would write
 N runs to the same folder. Therefore, if any variable indicates that other processes were started,
@@ -38,7 +38,10 @@ _LAUNCHERS = {
 
 
 def refuse_incomplete(environment: Mapping[str, str]) -> None:
-    """Checks the environment of a process in which the three JAX_* variables are not set.
+    """Raises an error if other processes were started but the three JAX_* variables are not set.
+
+    Args:
+      environment: environment variables of a process without the three JAX_* variables.
 
     Raises:
       UserError: a launcher started several processes, and JAX can't detect the others.

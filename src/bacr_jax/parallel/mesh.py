@@ -66,7 +66,7 @@ def _distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int, int, int]]:
-    """Yields every (data, fsdp, tensor) whose shards divide the model width and the heads."""
+    """Yields every (data, fsdp, tensor) in which fsdp divides the width and tensor the heads."""
     for data in _divisors(num_devices):
         for fsdp in _divisors(num_devices // data):
             tensor = num_devices // data // fsdp
@@ -163,7 +163,7 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
 def decode_mesh(mesh: Mesh, tensor: int) -> Mesh:
     """Returns a mesh of the same devices, in the same order, with another `tensor` size.
 
-    It is used for the parameters for decoding.
+    The copy of the parameters for decoding is sharded over this mesh.
     """
     data, fsdp, learner_tensor = mesh.devices.shape
     if tensor == learner_tensor:

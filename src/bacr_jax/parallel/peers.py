@@ -96,7 +96,7 @@ class Peers:
     def __init__(
         self, store: Any, index: int, count: int, clock: Callable[[], float] = time.monotonic
     ):
-        """Starts in the phase `start`.
+        """Creates the heartbeat of this process, with the phase `start`.
 
         Args:
           store: client of JAX's coordination service.
@@ -220,7 +220,9 @@ class Peers:
 def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]:
     """Context manager that monitors the other processes, and exits with code 75 if one is lost.
 
-    All processes must leave the context together. With a single process, nothing is monitored.
+    The context manager yields a function that must be called with the name and the step of each
+    phase that begins. All processes must leave the context together. With a single process,
+    nothing is monitored.
 
     Args:
       expected: exceptions that all processes raise together. They do not mean that a process is

@@ -1,4 +1,4 @@
-"""Converts SIGTERM, SIGINT and Slurm's SIGUSR1 to an exception where work can be saved."""
+"""Converts SIGTERM, SIGINT and Slurm's SIGUSR1 to an exception when the work can be saved."""
 
 import os
 import signal
@@ -24,9 +24,9 @@ class Preempted(Exception):
 class PreemptionHandler:
     """Context manager that records the first signal, so that `poll` can raise an exception.
 
-    A second signal terminates the process immediately. A rollout or an evaluation stops when it
-    calls `poll`. The caller then saves its results and exits with `EXIT_CODE`. Outside of the
-    context, signals have their usual effect.
+    Long work, such as a rollout, calls `poll` regularly and stops if it raises. The caller then
+    saves its results and exits with `EXIT_CODE`. A second signal terminates the process
+    immediately. Outside of the context, signals have their usual effect.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """Initializes runs with several processes, and exchanges values between the processes.
 
-Every process runs the same program on the same questions with the same PRNG keys, and devices are
-global. Process 0 makes all decisions that depend on files or time (such as a grader's timeout) and
-sends them to the other processes. Only process 0 prints and writes files, except for checkpoints.
+Every process runs the same program on the same questions with the same PRNG keys. Arrays are
+sharded over the devices of all processes. Process 0 makes all decisions that depend on files or
+time (such as a grader's timeout) and sends them to the other processes. Only process 0 prints and
+writes files, except for checkpoints.
 """
 
 import functools
@@ -236,7 +237,7 @@ def slowest(seconds: float) -> dict[str, float]:
     The result is empty for a single process.
 
     Args:
-      seconds: time that this process spent on its own work.
+      seconds: time that this process spent on its work, without waiting for other processes.
     """
     if jax.process_count() == 1:
         return {}
@@ -280,7 +281,7 @@ def text_from_first(text: str) -> str:
 
 
 def to_host(tree: Any) -> Any:
-    """Returns the arrays of a pytree as full NumPy arrays in every process.
+    """Copies the arrays of a pytree to the host, as complete NumPy arrays in every process.
 
     Arrays with shards in other processes are gathered by one program per mesh.
     """

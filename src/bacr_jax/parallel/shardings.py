@@ -95,7 +95,7 @@ def _canonical(mesh: AnyMesh, over: Sequence[str | tuple[str, ...] | None]) -> P
 
 
 def _spec(name: str, shape: tuple[int, ...], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
-    """Returns the partition spec of a parameter. It is empty if the table has no entry for it."""
+    """Returns the partition spec of a parameter. It is empty for names not listed in `AXES_OF`."""
     logical_axes = AXES_OF.get(name, ())
     if logical_axes[:1] == ("layers",) and len(logical_axes) == len(shape) + 1:
         logical_axes = logical_axes[1:]
@@ -169,7 +169,7 @@ def replicated(mesh: AnyMesh) -> NamedSharding:
 
 
 def place(tree: Any, sharding: Any) -> Any:
-    """Converts host arrays to global arrays.
+    """Converts host arrays to global arrays with the specified sharding.
 
     Args:
       tree: arrays, which must be equal in all processes.
@@ -218,7 +218,7 @@ def constrain_rows(
 
 
 def constrain_embedded(x: jax.Array, mesh: AnyMesh | None, *, over: Sequence[str]) -> jax.Array:
-    """Splits the columns of embedded tokens over fsdp inside jit, like the embedding's columns.
+    """Splits the features of embedded tokens over fsdp inside jit, as in the embedding matrix.
 
     It is used for the tokens of a single data-parallel replica. Without this constraint, the
     compiler fetches rows from other replicas.
@@ -258,7 +258,7 @@ def constrain_logits(logits: Any, mesh: AnyMesh | None) -> Any:
 
 
 def constrain_cache(tree: Any, mesh: AnyMesh | None) -> Any:
-    """Splits caches [B, ..., K, S, H] by rows inside jit, and by heads if `tensor` divides K."""
+    """Splits caches [B, ..., K, S, H] over rows B inside jit, and over heads K if divisible."""
     if mesh is None or mesh.size == 1:
         return tree
 

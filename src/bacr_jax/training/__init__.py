@@ -1,1 +1,1 @@
-"""The training loop of Algorithm 1, with its initialization, warm-up and output."""
+"""Contains the training loop of Algorithm 1, with its initialization, warm-up and output."""

@@ -1,4 +1,4 @@
-"""One iteration of Algorithm 1 of the paper, as a function of the training state.
+"""Runs one iteration of Algorithm 1 of the paper, which updates the training state.
 
 `iterate` runs one iteration, and `loop.Trainer` calls it in a loop. Comments refer to the line
 numbers of Algorithm 1. All PRNG keys are derived from the run's key and the step. With
@@ -63,15 +63,15 @@ def iterate(
       poll: callback that is called repeatedly while answers are sampled and graded. If it raises an
         exception, `state` is still valid.
       on_phase: callback that receives the name of each phase and the step when the phase begins.
-      guard: undoes the previous update if the traces of this step exceed a bound. None disables
-        this check.
+      guard: undoes the previous update if a metric of this step's traces violates a bound. None
+        disables this check.
 
     Returns:
       The state after the iteration, and the results to log.
     """
     clock = Clock(step, on_phase)
     graded_before = grader_totals(run.task_data)
-    # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may take
+    # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may need
     # several rounds.
     rounds, cursors = sample_step(run, state, step, clock, poll)
     notes: tuple[str, ...] = ()
@@ -80,11 +80,11 @@ def iterate(
             guard, run, state, step, (rounds, cursors), clock, poll
         )
     chosen = choose(rounds)
-    # Only rewards use outcomes weighted by reward.weights. Pass rates and logs do not.
+    # Outcomes weighted by reward.weights are only used for rewards, not for pass rates and logs.
     reward_batch = grading.credited(run.config.reward, chosen.group_batch)
     # Start sampling the next batch (lines 3 to 10) in the background (rollout.async_steps).
     upcoming = sample_ahead(run, state, step + 1, cursors, clock, poll)
-    # Compute V(q, b, b_j) of Eq. 11 before psi is updated on this batch.
+    # Compute V(q, b, b_j) of Eq. 11 before the value head (psi) is updated on this batch.
     values, features = stages.predict_values(run, state.train, chosen)
     # Before the first update, V is 0 everywhere. It is therefore initialized to the mean reward of
     # the batch.
@@ -93,7 +93,7 @@ def iterate(
     advantages, advantage_metrics = stages.compute_advantages(
         run, state, chosen, reward_batch, values
     )
-    # Line 14: update theta and psi with Eq. 16.
+    # Line 14: update the policy (theta) and the value head (psi) with Eq. 16.
     train, update_metrics = stages.update(
         run, train, stages.learner_batch(run, chosen, advantages), features, step, reference
     )
@@ -131,7 +131,7 @@ Sampled = tuple[list[Round], Int[np.ndarray, "K"]]
 def sample_step(
     run: Run, state: RunState, step: int, clock: Clock, poll: Poll, *, again: bool = False
 ) -> Sampled:
-    """Samples all rounds of a step.
+    """Samples the questions, traces and answers of a step, in one or more rounds.
 
     A round is a batch of Q questions with their traces and answers. A step has several rounds only
     with dynamic sampling.
@@ -160,14 +160,15 @@ def guarded(
     clock: Clock,
     poll: Poll,
 ) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
-    """Undoes the previous update if the traces sampled after it violate a limit.
+    """Undoes the previous update if a metric of the traces sampled after it violates a limit.
 
     The limits are the config keys `train.undo_closed_answers` and `train.undo_filled_budgets`. If a
     limit is violated, the policy parameters, the optimizer state and the value head are restored to
     their values before the update. The step is then sampled again, once. Pass rates and the running
-    means of the method are kept, because they describe traces of the restored policy. The cursors
-    of the question stream (number of questions drawn so far from each difficulty group) are kept as
-    well. The tokens of the discarded traces still count as generated tokens.
+    means of the method are not restored, because they were measured on traces of the restored
+    policy. The cursors of the question stream (number of questions drawn so far from each
+    difficulty group) are not restored either. The tokens of the discarded traces still count as
+    generated tokens.
 
     Args:
       guard: snapshot of the state before the previous update, and the limits on the traces.
@@ -224,7 +225,7 @@ def sample_round(
     """
     key = jax.random.fold_in(run.key, _SAMPLED_AGAIN) if again else run.key
     plan_key, rollout_key = stages.round_keys(key, step, index)
-    # After an undone update, the parameters are the ones that the previous step was sampled with.
+    # After an undone update, the policy is the one that sampled the previous step.
     version = step - 1 if again else step
     if isinstance(state, RunStateAhead) and state.prefetched.is_sampled:
         plan = state.prefetched.plan
@@ -279,7 +280,7 @@ def plan_round(
 
 
 def largest_budget(run: Run, step: int) -> Int[Array, ""] | None:
-    """Returns the largest budget of a step, in tokens, or None without `budget.stages`."""
+    """Returns the upper limit on a step's budgets in tokens, or None without `budget.stages`."""
     budget = run.config.budget
     if not budget.stages:
         return None

@@ -51,7 +51,7 @@ class Upcoming:
     Attributes:
       plan: questions, budgets and truncation points (cuts) of the batch.
       cursors: number of questions drawn so far from each difficulty group, including this batch.
-      sampled: future of the rollout and the wall-clock seconds that sampling took.
+      sampled: future of a tuple (rollout, wall-clock seconds that sampling took).
     """
 
     plan: BatchPlan
@@ -61,8 +61,8 @@ class Upcoming:
     def wait(self) -> tuple[PrefetchedBatch, float] | None:
         """Waits until the batch has been sampled.
 
-        Signals are not handled during the wait. A run that is interrupted and resumed therefore
-        learns from the same batch.
+        Signals are only handled after the wait. A checkpoint that is saved because of a signal
+        therefore contains the batch, and the resumed run learns from it.
 
         Returns:
           The batch and the wall-clock seconds that sampling took. None if all servers were lost, in
@@ -78,10 +78,10 @@ class Upcoming:
 
 
 def begin(sample: Callable[[], Rollout]) -> "Future[tuple[Rollout, float]]":
-    """Runs `sample` in a daemon thread.
+    """Starts to run `sample` in a daemon thread.
 
     Returns:
-      A future of the rollout and the wall-clock seconds that sampling took.
+      A future of a tuple (rollout, wall-clock seconds that sampling took).
     """
     sampled: Future[tuple[Rollout, float]] = Future()
 

@@ -1,7 +1,7 @@
 """Checks a config, its data and its model before a device is used.
 
 `train.main` and `train.run` call these functions before they open the run folder. `bacr plan`,
-`bacr doctor` and studies call `check` alone. Nothing here trains or writes to the run folder.
+`bacr doctor` and studies only call `check`. This module does not train or write to the run folder.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def with_local_model(model: ModelConfig, *, download: bool) -> ModelConfig:
 
 
 def begun_data(output: OutputConfig) -> DataConfig | None:
-    """Returns the data settings of an existing run in `output.dir`, or None if it can't be read."""
+    """Returns the data settings of the run in `output.dir`, or None if there is no readable run."""
     # An unreadable config is reported later, when the run folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
         return run_folder.read_config_file(run_folder.RunPaths(run_path(output)).config).data
@@ -88,7 +88,10 @@ def with_available_sets(
 
 
 def completed(config: Config, *, download: bool) -> Config:
-    """Fills in what a run reads from files: its model folder, evaluation sets and prompt date.
+    """Resolves the config values that depend on files: model, evaluation sets and prompt date.
+
+    The model's hub name is replaced by a local folder, missing evaluation sets may be removed, and
+    the date in the prompts is set.
 
     Args:
       config: config that `check` accepts.
@@ -157,7 +160,8 @@ class _Inputs:
       config: config with the results of the checks so far.
       download: True to download the model if it is not in the hub's cache.
       lines: lines to print about valid inputs.
-      reported: `model.path` and names of sets that are missing. They are reported once.
+      reported: missing inputs (`model.path` or names of data sets) that are already reported.
+        Later checks do not open them, so that each is reported only once.
     """
 
     config: Config

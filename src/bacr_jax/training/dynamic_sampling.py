@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO): samples rounds of questions until enough of them are useful.
+"""Samples rounds of questions until enough questions are useful (dynamic sampling, DAPO).
 
 `algorithm.iterate` calls `sample_rounds` to sample, and `choose` to select the batch. Methods
 without dynamic sampling sample one round per iteration.
@@ -30,8 +30,8 @@ class BatchPlan:
       budgets: thinking budgets of the G traces of each question, in tokens.
       cuts: the M truncation points of each trace, in thinking tokens. An answer is sampled at each
         of them.
-      shuffled_budgets: budgets that the policy receives as input instead of `budgets`, at which the
-        traces are truncated (budget.shuffle_input). None if both are the same.
+      shuffled_budgets: budgets that the policy receives as input with budget.shuffle_input. Traces
+        are truncated at `budgets` nevertheless. None if the policy receives `budgets` as input.
     """
 
     questions: Int[Array, "Q"]
@@ -59,8 +59,8 @@ _SHUFFLE = 7
 def with_shuffled_input(plan: BatchPlan, key: Array) -> BatchPlan:
     """Returns a plan whose input budgets are the batch's budgets in random order.
 
-    Under a random permutation, the input budget of a trace has the same distribution as the
-    budgets of the batch, and is independent of the budget at which the trace is truncated.
+    This is a control experiment (budget.shuffle_input). The input budget of a trace has the same
+    distribution as the batch's budgets, but is independent of the budget that truncates the trace.
 
     Args:
       key: PRNG key of the plan.
@@ -153,8 +153,8 @@ def choose(rounds: Sequence[Round]) -> Round:
     """Selects the first Q useful questions of all rounds as the batch to learn from.
 
     If fewer than Q questions are useful, the batch is filled with other questions, whose `useful`
-    is False. The questions keep the order in which they were sampled. The counters are merged over
-    all rounds.
+    is False. The questions keep the order in which they were sampled. The rollout counters, such as
+    the number of tokens, are merged over all rounds.
     """
     first = rounds[0]
     if len(rounds) == 1:

@@ -1,6 +1,6 @@
-"""The evaluations of a run and the best checkpoint that they select.
+"""Stores the evaluations of a run and selects the best checkpoint from them.
 
-`loop.Trainer` evaluates the policy and adds every record here. Nothing here decodes or grades.
+`loop.Trainer` evaluates the policy and adds the record of every evaluation to `Evaluations`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class Evaluations:
 
     Attributes:
       records: records of all evaluations, in the format of eval.jsonl.
-      endpoints: results of the evaluations before and after training, by evaluation and by set.
+      endpoints: results of the evaluations "before" and "after" training, by evaluation and set.
       selected: name of the set that selects the best checkpoint, or None if no set does.
       best: best evaluated checkpoint that still exists, or None.
     """
@@ -55,7 +55,10 @@ class Evaluations:
         self.best = best
 
     def has(self, when: str, step: int) -> bool:
-        """True if the evaluation is already recorded."""
+        """True if the evaluation `when` ("before", "during" or "after") is already recorded.
+
+        The step is ignored for the evaluations before and after training.
+        """
         if when in self.endpoints:
             return True
         return any(record["when"] == when and record["step"] == step for record in self.records)

@@ -9,11 +9,11 @@ from bacr_jax.errors import UserError
 
 
 class TrainingFailed(Exception):
-    """Training can't continue. The message describes the problem and how to fix it."""
+    """Raised if training can't continue. The message describes the problem and how to fix it."""
 
 
 class VerifierFailed(UserError):
-    """A verifier can't score any answer, so further training would only damage the policy."""
+    """Raised if a verifier can't score any answer, so that training would damage the policy."""
 
 
 def skipped_updates(step: int, skipped: int, checkpoint: Path) -> TrainingFailed:
@@ -49,7 +49,7 @@ def head_not_finite(step: int, last_saved: int, checkpoints: Path) -> TrainingFa
 
 
 def device_fault(step: int, last_saved: int, mismatch: Exception) -> TrainingFailed:
-    """Returns the exception for a run whose devices contain corrupted values.
+    """Returns the exception for a run in which values on a device were corrupted.
 
     Args:
       step: number of steps done.

@@ -25,10 +25,11 @@ _FLIP_STREAM = 7
 def verify(
     run: Run, plan: BatchPlan, rollout: Rollout, key: Array, poll: Poll = None
 ) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
-    """Grades every answer at every truncation point: r(q, t_{:b_j}) of Eq. 7.
+    """Grades every answer at every truncation point.
 
-    Grading runs on the host. If `grading.flip_rate` is set, random outcomes are flipped to simulate
-    grading errors.
+    The outcome r(q, t_{:b_j}) of Eq. 7 is the correctness of an answer to question q after the
+    first b_j tokens of trace t. Grading runs on the host. If `grading.flip_rate` is set, random
+    outcomes are flipped to simulate grading errors.
 
     Args:
       key: PRNG key of the rollout, used to select the flipped outcomes.
@@ -100,7 +101,7 @@ def credited(reward: RewardConfig, group_batch: GroupBatch) -> GroupBatch:
 
 
 def references_of(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:
-    """Returns the reference answer and the question of every trace."""
+    """Returns a list of the traces' reference answers and a list of their questions."""
     data = run.task_data.train.set
     references = [data.answers[question] for question in plan.rows]
     questions = [data.questions[question] for question in plan.rows]

@@ -63,8 +63,8 @@ def compiling_in_background(
     """Runs `work` in a background thread while the body of the `with` statement runs.
 
     The context manager yields a function that starts the thread. The body calls this function after
-    its own programs are compiled, so that these are compiled first. On exit, the context manager
-    waits for the thread.
+    the programs that it needs itself are compiled. On exit, the context manager waits for the
+    thread.
 
     Exceptions in `work` are ignored. A program that fails to compile in the background is compiled
     again when it is needed, and then raises its exception.
@@ -103,12 +103,12 @@ def compiling_in_background(
 def can_compile_ahead(run: Run) -> bool:
     """True if the training programs can be compiled in the background during the warm-up.
 
-    Background compilation needs a single process and idle CPU cores, so it is limited to the CPU
-    backend. A GPU is busy during the warm-up and has no memory for a second policy. It is limited
-    to small models, because the second policy with its optimizer state needs as much memory as the
-    warm-up. It is disabled with dynamic sampling, because the untrained policy would sample many
-    rounds. It is also disabled with servers, because they would mistake the untrained weights for
-    the weights of step 0.
+    Background compilation needs a single process and idle CPU cores. It is limited to the CPU
+    backend, because a GPU is busy during the warm-up and has no memory for a second policy. It is
+    limited to small models, because the second policy with its optimizer state needs as much memory
+    as the warm-up. It is disabled with dynamic sampling, because the untrained policy would sample
+    many rounds, and with servers, because they would mistake the untrained weights for the weights
+    of step 0.
     """
     if run.policy.learner.model.num_parameters > _MOST_COMPILED_AHEAD:
         return False
@@ -197,7 +197,7 @@ def initial_state(
 
 
 def abstract_state(run: Run) -> RunState:
-    """Returns the shapes and shardings of `initial_state`, to restore into."""
+    """Returns the shapes and shardings of `initial_state`, into which a checkpoint is restored."""
     head = jax.eval_shape(lambda key: initial.random_head(key, run.policy), jax.random.key(0))
     return init_state(run, initial.abstract_params(run.policy), head, abstract=True)
 
@@ -205,7 +205,7 @@ def abstract_state(run: Run) -> RunState:
 def open_inputs(settings: Settings) -> tuple[Method, TaskData]:
     """Loads the method, the tokenizer and the questions, and checks the model folder.
 
-    It does no work on a device, so that errors in the config are reported early.
+    No device is used, so that errors in the config are reported early.
     """
     data = settings.task.data
     model = settings.policy.model
@@ -253,8 +253,8 @@ def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
     """Checks all inputs of a run before any work on a device.
 
     Returns:
-      A tuple of the method, the task data, whose graders are closed, and lines of text with the
-      scores that each verifier gives to reference answers.
+      The method, the task data with closed graders, and lines of text with the scores that each
+      verifier assigns to reference answers.
 
     Raises:
       UserError: an input is invalid. The method, the model, the verifier and each data set are
@@ -276,12 +276,12 @@ def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
 
 
 def faults_of_inputs(settings: Settings, reported: frozenset[str] = frozenset()) -> list[str]:
-    """Returns the errors of the method, the model, the verifier and the sets, opened one by one.
+    """Opens the method, the tokenizer, the verifier and each data set, and returns all errors.
 
     Args:
       settings: settings of the run.
-      reported: `model.path` and names of sets that the caller has found to be missing. They are not
-        opened, because each would cause a second error.
+      reported: `model.path` and names of data sets that the caller has already reported as missing.
+        They are not opened, because each would cause a second error.
     """
     task = settings.task
     data = task.data
@@ -309,7 +309,7 @@ def restore_files(
 ) -> None:
     """Restores the files of a resumed run to their content at the time of its checkpoint.
 
-    Process 0 restores the files.
+    Only process 0 accesses the files.
 
     Args:
       recorded: description of the files, from the metadata of the checkpoint.
@@ -379,7 +379,7 @@ def _warmup_task_data(settings: Settings, current: TaskData) -> TaskData:
 
 @dataclasses.dataclass(frozen=True)
 class _WarmupData:
-    """Data of a warm-up.
+    """The training data of a warm-up, and the prompts on which its accuracy is measured.
 
     Attributes:
       batches: function that returns the supervised batch of a step.

@@ -21,7 +21,7 @@ class LimitedUpdates(NamedTuple):
     shortened: int = 0
 
     def after(self, metrics: Mapping[str, float]) -> "LimitedUpdates":
-        """Returns the numbers after another step with these metrics."""
+        """Returns the numbers after one more step, which has these metrics."""
         # Both metrics are means over the updates of the step, and 0 if its loss contains no tokens.
         was_measured = metrics.get("policy/update_kl", 0.0) != 0.0
         is_shortened = was_measured and metrics["policy/update_scale"] < 1.0
@@ -29,7 +29,7 @@ class LimitedUpdates(NamedTuple):
         return LimitedUpdates(self.undone + is_undone, self.shortened + is_shortened)
 
     def lines(self) -> Iterator[str]:
-        """Yields a line for the end of the run for each kind of limit that was reached."""
+        """Yields one line for each kind of limit that was reached, to print when the run ends."""
         if self.undone:
             yield (
                 f"undid the updates of {self.undone:,} steps, because the policy exceeded a bound "

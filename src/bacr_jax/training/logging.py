@@ -31,8 +31,7 @@ from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
 Metrics = dict[str, float]
-# Rollout counters that only exist if the built-in decoder samples, because they describe its
-# decoding slots.
+# Rollout counters about decoding slots, which only exist if the built-in decoder samples.
 _OF_SLOTS = ("occupancy", "wasted_share")
 # Prefixes of counters that differ between processes, because they depend on the process's cache and
 # worker processes.
@@ -47,8 +46,8 @@ class Iteration:
       metrics: metrics by name.
       chosen: the batch that the policy was updated on.
       advantages: rewards and advantages of the batch, on the host.
-      values: value predictions V(q, b, b_j) used as the baseline, on the host. None if the method
-        has no value head.
+      values: predictions V(q, b, b_j) of the value head for question q, budget b and truncation
+        point b_j, on the host. None if the method has no value head.
       notes: messages about an update that was undone (`training.undo`). Empty if no update was
         undone.
     """
@@ -135,8 +134,8 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
 def thinking_by_verdict(group_batch: GroupBatch) -> dict[str, float]:
     """Returns the mean thinking tokens of traces with right and with wrong final answers.
 
-    A verdict without traces is omitted. A trace with a score between 0 and 1 counts as right with
-    the score as its weight, and as wrong with the rest.
+    A mean over no traces is omitted. A trace with a score s between 0 and 1 counts as right with
+    weight s and as wrong with weight 1 - s.
     """
     lengths = np.asarray(group_batch.thinking, np.float64)
     right = np.asarray(group_batch.outcomes, np.float64)[..., -1]
@@ -181,7 +180,7 @@ def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
 def schedule_metrics(
     schedule: CurriculumState, weights: Float[Array, "K"], *, settings: MethodSettings
 ) -> dict[str, Any]:
-    """Returns the location mu_k, pass rate rho_k and weight w_k of each difficulty group."""
+    """Returns each difficulty group's budget location mu_k, pass rate rho_k and weight w_k."""
     mu = budget_locations(settings, schedule)
     metrics = {}
     for group in range(settings.data.num_groups):
@@ -220,8 +219,7 @@ class Clock:
 
         Args:
           step: number of iterations already done.
-          on_phase: callback that receives the name and the step of each phase when it begins, which
-            is after a call of `lap`.
+          on_phase: callback that `lap` calls with the name and the step of the phase that begins.
         """
         self._step = step
         self._on_phase = on_phase
@@ -230,7 +228,7 @@ class Clock:
         self._last = self._start
 
     def lap(self, name: str) -> float:
-        """Adds the seconds since the last call to the metric `time/NAME`, and returns them."""
+        """Adds the seconds since the previous call to the metric `time/NAME`, and returns them."""
         now = time.perf_counter()
         seconds = now - self._last
         self._last = now
@@ -265,7 +263,7 @@ def grader_totals(task_data: TaskData) -> GraderTotals:
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
-    """Returns the grader's counts of an iteration, and the slowest process in work on the host.
+    """Returns the grader's counts of an iteration, and which process was slowest in host work.
 
     Args:
       clock: clock of the iteration. The time of its phase `plan` counts as host work.

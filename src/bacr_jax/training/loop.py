@@ -1,4 +1,4 @@
-"""The trainer, which runs a training run from start to finish.
+"""Contains the trainer, which executes a training run from start to finish.
 
 `train.train` calls the methods of `Trainer` in order: start or resume, evaluate, iterate, save,
 finish. `algorithm.iterate` implements one iteration.
@@ -78,7 +78,7 @@ _EVALUATION_STREAM = 4
 
 
 class Trainer:
-    """Trains, evaluates and saves the policy of a run, and resumes it after an interruption."""
+    """Trains, evaluates and saves the policy of a run, and resumes an interrupted run."""
 
     def __init__(
         self,
@@ -207,9 +207,9 @@ class Trainer:
         return state, step
 
     def _record_origin(self, start: RunState) -> None:
-        """Records digests of the initial weights, and copies them as the reference of a KL penalty.
+        """Records digests of the initial weights, and stores the reference policy of a KL penalty.
 
-        The copy contains only trained weights. It shares the frozen base weights with the policy.
+        The trained weights are copied. The frozen base weights are shared with the policy.
 
         Raises:
           UserError: the weights differ from the initial weights of the run that is being resumed.
@@ -435,7 +435,7 @@ class Trainer:
         """Returns the question sets to evaluate, by name.
 
         The held-out training questions are included if they select the best checkpoint. Evaluations
-        during training may use only the set that selects it (eval.during).
+        during training only use the selecting set, unless eval.during is "all".
         """
         sets = dict(self.task_data.eval)
         selected = self.evaluations.selected
@@ -489,7 +489,7 @@ class Trainer:
             print_results(self.progress, step, before, record["sets"])
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
-        """Evaluates the policy on each set. Raises if a memory error changed the weights."""
+        """Evaluates the policy on each set. Raises TrainingFailed if a device changed weights."""
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,
@@ -501,8 +501,8 @@ class Trainer:
         for name, questions in self.evaluated_sets(when).items():
             config = self.config.eval
             if name == HOLDOUT:
-                # All questions, because a subset would depend on the seed. Greedy decoding, because
-                # the result selects the best checkpoint.
+                # Use all questions, because a subset would depend on the seed. Decode greedily,
+                # because the result selects the best checkpoint.
                 config = dataclasses.replace(config, size=None, samples=0)
             with (
                 self.progress.phase(f"evaluation {when}, {name}", 1, first) as phase,

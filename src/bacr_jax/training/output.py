@@ -143,7 +143,7 @@ def _verdict_fields(done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _learner_fields(done: Iteration, row: int) -> dict[str, Any]:
-    """Returns the rewards, values and advantages of a trace, and if it counts in the loss.
+    """Returns the rewards, values and advantages of a trace, and whether the loss includes it.
 
     Args:
       row: index of the trace in the batch.
@@ -192,8 +192,8 @@ def evaluation_record(
     Args:
       when: "before", "during" or "after" training.
       results: results of `evaluate_set` by set name.
-      dense: True if the results contain `dense`, the accuracy at many truncation points of the same
-        traces (eval.cut_every).
+      dense: True if the results contain the entry `dense`: the accuracy at many truncation points
+        of the same traces (eval.cut_every).
     """
     sets = {name: result["by_budget"] for name, result in results.items()}
     record: dict[str, Any] = {"step": step, "when": when, "sets": sets}
@@ -211,7 +211,7 @@ def evaluation_notes(
     """Yields messages for the terminal after an evaluation.
 
     Args:
-      failed: messages of `TaskData.failures`.
+      failed: messages about failed verifiers (`TaskData.failures`).
       record: record of the evaluation in eval.jsonl.
       format_report: `output.format_report`.
       answer_tokens: `rollout.answer_tokens`.

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on the policy's own correct responses, before reinforcement learning.
+"""Fine-tunes the policy on its own correct responses, before reinforcement learning.
 
-The method SelfBudgeter trains the policy to write its budget as a tag. It needs this stage, because
-a policy that never writes the tag can't be rewarded for writing it. The starting policy answers the
-training questions in the prompt format that all methods share. It is then trained on its correct
-responses. Each of them is preceded by the opening that the method expects, such as a budget tag.
+The method SelfBudgeter trains the policy to write its budget as a tag. The method needs this stage,
+because a policy that never writes the tag can't be rewarded. The starting policy answers the
+training questions in the prompt format that all methods share. The policy is then trained on its
+correct responses, each preceded by the opening that the method expects, such as a budget tag.
 """
 
 import dataclasses
@@ -42,10 +42,10 @@ class Responses:
     Attributes:
       rollout: the responses, in the order of `questions`.
       questions: indices of the selected questions.
-      correct: 1 if the response to a question is correct, otherwise 0, for all n training
-        questions. 0 for questions that were not selected.
-      lengths: number of response tokens for all n training questions. 0 for questions that were not
-        selected.
+      correct: for each of the n training questions, 1 if its response is correct. 0 if the response
+        is wrong or the question was not selected.
+      lengths: for each of the n training questions, number of response tokens. 0 if the question
+        was not selected.
     """
 
     rollout: Rollout
@@ -94,7 +94,7 @@ def sample_responses(
 def make_examples(
     responses: Responses, task_data: TaskData, settings: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """Builds supervised examples from correct responses that ended their thinking with the tag.
+    """Builds supervised examples from correct responses whose thinking ended with the closing tag.
 
         prompt | opening, thinking, closing tag | suffix | answer
 
@@ -148,7 +148,7 @@ def imitate(
     on_progress: OnProgress,
     poll: Poll,
 ) -> Params:
-    """Trains the policy on random examples.
+    """Trains the policy with supervised learning, on randomly drawn examples in each step.
 
     The learning rate rises linearly and then stays constant.
 
@@ -203,7 +203,8 @@ def rejection_sft(
       The parameters of the policy, the state of the method, and the number of sampled tokens.
 
     Raises:
-      UserError: different questions fit into the two prompt formats, or no response is correct.
+      UserError: `data.max_prompt_tokens` excludes different questions in the two prompt formats,
+        or no response is correct.
     """
     settings = run.method.rejection_sft
     assert settings is not None

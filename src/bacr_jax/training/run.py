@@ -229,9 +229,9 @@ def plain_rollout(
     *,
     temperature: float,
 ) -> Rollout:
-    """Samples a trace and an answer per prompt at the largest budget, unconditioned.
+    """Samples a trace and an answer per prompt, at the largest budget and without budget embedding.
 
-    The policy receives no budget embedding.
+    Supervised stages use it to sample from a policy that has no trained budget module yet.
     """
     budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
     spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
@@ -267,7 +267,8 @@ def init_state(
       params: parameters of the initial policy. The state contains only the trained parameters and
         no frozen base weights.
       value_head: parameters of the value head, or None if the method has no value head.
-      abstract: True if parameters and optimizer states are only shapes, to restore into.
+      abstract: True if `params` and `value_head` are only shapes. The optimizer states are then
+        shapes too, and a checkpoint can be restored into the result.
     """
     num_groups = run.config.data.num_groups
     trained = adapters.split(params)[1]

@@ -1,7 +1,7 @@
-"""Describes a run in a few lines: before its first step, and at its end.
+"""Describes a run in a few lines, which are printed before its first step and at its end.
 
 A training run prints `start_lines` before its first progress bar and `next_lines` after its last
-one. `bacr train --check` ends with `start_lines`. Nothing here is computed on a device.
+one. `bacr train --check` ends with `start_lines`. Nothing is computed on a device.
 """
 
 import os
@@ -40,13 +40,13 @@ _LABEL_WIDTH = 9
 _FIXED_BLANK = "\0"
 # Maximum number of characters of a question that is repeated in a command.
 _MAX_QUESTION = 40
-# Text of the devices line in a check, which must not use a device.
+# Text that replaces the description of the devices in a check, which must not use a device.
 NO_DEVICES = "not looked at by --check; bacr doctor tries them"
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the first lines of a run report.
+    """The facts about a run that are printed before its first step.
 
     Attributes:
       config: config of the run.
@@ -64,14 +64,14 @@ class RunFacts:
 
 
 def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = False) -> list[str]:
-    """Returns the method, the model, the devices and the size of a run, wrapped with an indent.
+    """Returns lines that describe the method, the model, the devices and the size of a run.
 
     Args:
-      facts: what to report.
+      facts: facts about the run.
       devices: description of the devices, or `NO_DEVICES`.
       width: maximum line width in characters. Commands and paths are never broken.
-      is_check: True for --check, which has listed departures and left out questions above, and
-        whose run folder may not exist.
+      is_check: True for `--check`, which lists departures from the publication and left-out
+        questions before these lines. The run folder may not exist.
     """
     entries = {
         "method": [_method(facts, is_check)],
@@ -90,7 +90,7 @@ def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = F
 
 
 def _wrapped(text: str, width: int, first_indent: str, indent: str) -> list[str]:
-    """Wraps a text into lines of a width in characters. Words longer than a line stay whole."""
+    """Wraps a text into lines of at most `width` characters. Longer words are not broken."""
     return textwrap.wrap(
         text,
         width,
@@ -102,15 +102,15 @@ def _wrapped(text: str, width: int, first_indent: str, indent: str) -> list[str]
 
 
 def _fixed(text: str) -> str:
-    """Returns a text that is not broken across lines."""
+    """Replaces the spaces of a text, so that `_wrapped` does not break it across lines."""
     return text.replace(" ", _FIXED_BLANK)
 
 
 def check_lines(facts: RunFacts) -> Iterator[str]:
-    """Yields what --check prints about valid inputs: sets, departures, and the run's first lines.
+    """Yields the lines about data sets, departures from the publication and the run for `--check`.
 
     Args:
-      facts: what to report. The run folder may not exist.
+      facts: facts about the run. The run folder may not exist.
     """
     width = shutil.get_terminal_size().columns
     for line in facts.task_data.describe_data(facts.config.eval.size):
@@ -121,10 +121,10 @@ def check_lines(facts: RunFacts) -> Iterator[str]:
 
 
 def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
-    """Returns warnings and advice about a run before it starts; usually none.
+    """Returns warnings and advice about a run before it starts. Usually there are none.
 
     Args:
-      facts: what to report.
+      facts: facts about the run.
       cache: folder of the compilation cache.
     """
     lines = []
@@ -162,7 +162,7 @@ def number_text(count: int) -> str:
 
 
 def _model(facts: RunFacts) -> str:
-    """Returns the name and the size of the model, and the origin of its first weights."""
+    """Returns the name and the size of the model, and the origin of its initial weights."""
     config = facts.config
     model = config.model
     count = _fixed(f"{number_text(facts.shape.num_parameters)} parameters")
@@ -186,7 +186,7 @@ def _model(facts: RunFacts) -> str:
 
 
 def _size(facts: RunFacts, is_check: bool) -> list[str]:
-    """Returns steps and budgets, the questions, and the folder and how to stop and resume."""
+    """Returns texts about steps and budgets, about the questions, and about the run folder."""
     config = facts.config
     rollout = config.rollout
     train = facts.task_data.train.set
@@ -213,11 +213,11 @@ def _size(facts: RunFacts, is_check: bool) -> list[str]:
 
 
 def _left_out(rows: Sequence[LeftOut], list_command: str) -> str:
-    """Returns the numbers of training questions that are left out and that are held out.
+    """Returns a text with the numbers of left-out and of held-out training questions.
 
     Args:
       rows: rows of the training set that are not trained on.
-      list_command: where the rows are listed.
+      list_command: command that lists the rows, or a reference to their list.
     """
     held_out = sum(row.reason == HELD_OUT for row in rows)
     unusable = len(rows) - held_out
@@ -248,7 +248,7 @@ def devices_text(compute_dtype: str, mesh: MeshShape) -> str:
 def next_lines(
     method: MethodSettings, warmup: WarmupConfig, folder: Path, question: str
 ) -> Iterator[str]:
-    """Yields three things to do after a run, with their commands on lines of their own.
+    """Yields commands for the time after a run: open its report, ask its policy, compare methods.
 
     Args:
       method: settings of the run's method.
@@ -272,7 +272,8 @@ def next_lines(
 def _comparison(method: str, warmup: WarmupConfig, folder: Path) -> list[str]:
     """Returns the commands that train another method in the same way and compare both runs.
 
-    Only the last command is returned, with a placeholder, if that method refuses the config.
+    If the config is incompatible with the other method, only the command for the comparison is
+    returned, with a placeholder for the other run.
     """
     other_method = "bacr-robust" if method == "grpo" else "grpo"
     run = shlex.quote(str(folder))

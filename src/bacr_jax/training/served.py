@@ -38,12 +38,12 @@ _ROWS_PER_PASS = 8
 def largest_mismatch(
     model: ModelConfig, rollout: RolloutConfig, loss: LossConfig, minibatches: int
 ) -> float:
-    """Returns the maximum difference between sampler and learner attributed to rounding.
+    """Returns the largest mismatch between sampler and learner that is attributed to rounding.
 
-    The difference between their log-probabilities is measured in nats per token. With servers, the
-    result is the bound of the probe, the test that compares both log-probabilities. The result is
-    larger if the policy is updated between sampling and learning. This happens for a batch that was
-    sampled a step ahead, and with `loss.old_logprobs=sampler` and several minibatches.
+    The mismatch is the difference between their log-probabilities, in nats per token. With servers,
+    the result is the bound of the probe, the test that compares both log-probabilities. The result
+    is larger if the policy is updated between sampling and learning. This happens for a batch that
+    was sampled a step ahead, and with `loss.old_logprobs=sampler` and several minibatches.
     """
     differs_by_update = rollout.async_steps or (loss.old_logprobs == "sampler" and minibatches > 1)
     if rollout.engine == "jax" or differs_by_update:

@@ -1,4 +1,4 @@
-"""Supervised batches for the warm-up, built from the reasoning traces of a training set.
+"""Builds supervised batches for the warm-up from the reasoning traces of a training set.
 
 `initialize` uses `SftBatches` for every training set except the ledger, a synthetic task. The
 ledger generates its own batches (`questions.ledger.supervised`).
@@ -114,11 +114,11 @@ class SftBatches:
     def batch(
         self, step: int, practice: bool = False
     ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-        """Returns the tokens of a step and their loss mask.
+        """Returns the tokens and the loss mask of a training step.
 
         Args:
-          practice: ignored. In batches of the ledger task, it selects more traces in the short
-            style.
+          step: number of steps before this step.
+          practice: ignored. In batches of the ledger task, True selects more short traces.
         """
         del practice
         settings = self._settings.warmup

@@ -55,8 +55,8 @@ def plan_batch(
 ) -> BatchPlan:
     """Samples questions, budgets and truncation points (lines 3, 4, 6, 8 and 10 of Algorithm 1).
 
-    Questions are sampled by the weight of their difficulty group, and budgets from the budget prior
-    p(b | k) of the difficulty group.
+    The probability of a question depends on the weight of its difficulty group k. Its budgets b are
+    sampled from the budget prior p(b | k) of this group.
 
     Args:
       group_of: difficulty group of each question. It is an argument and not a constant of the
@@ -79,7 +79,7 @@ def plan_batch(
 def in_stream_order(
     stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
-    """Replaces each question by the next one of its difficulty group (`data.order=shuffled`).
+    """Replaces each question by the next question of its difficulty group (data.order=shuffled).
 
     Args:
       stream: order of the questions, or None to leave the plan and the cursors unchanged.
@@ -105,10 +105,10 @@ def prepare_sampling(
     *,
     in_background: bool = False,
 ) -> Callable[[], Rollout]:
-    """Loads the policy into the sampler and returns a function that samples (line 9).
+    """Loads the policy into the sampler, and returns a function that samples (Algorithm 1, line 9).
 
     The returned function samples a trace under each budget and an answer at every truncation point.
-    Grading starts while it is still sampling.
+    Answers are graded while other answers are still being sampled.
 
     Args:
       step: version number of the policy's parameters.
@@ -146,8 +146,8 @@ def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
 def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
     """Converts truncation points (cuts) that depend on a trace's length to token positions.
 
-    Methods with `Method.cuts_relative_to_length` plan their cuts before the length of the trace is
-    known. For all other methods the plan is returned unchanged.
+    Methods with `Method.cuts_relative_to_length` plan their cuts as fractions of the budget, before
+    the length of the trace is known. For other methods, the plan is returned unchanged.
     """
     if not method.cuts_relative_to_length:
         return plan
@@ -261,7 +261,7 @@ def _cumulative_score_norm(run: Run, state: RunState, trunks: Trunks) -> Float[n
 
 
 def _by_row(x: Any) -> Any:
-    """Merges the leading axes of an array: [Q, G, M] becomes [B, M]."""
+    """Merges the leading axes of an array: [Q, G, M] becomes [B, M] with B = Q * G rows."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -289,9 +289,9 @@ def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray
 def predict_values(
     run: Run, train: TrainState, chosen: Round
 ) -> tuple[Float[Array, "Q G M"] | None, Any]:
-    """Returns the value predictions V(q, b, b_j) and the input features of the value head.
+    """Returns the value predictions V(q, b, b_j), and the input features of the value head.
 
-    Both are None if the method has no value head.
+    q is a question, b a budget and b_j a truncation point. Without value head, both are None.
     """
     if train.head is None:
         return None, None
@@ -340,7 +340,7 @@ def first_step_values(
 def _first_values(
     method_state: Any, group_batch: GroupBatch, *, method: Method
 ) -> tuple[Float[Array, ""], Float[Array, "Q G M"]]:
-    """Returns the mean reward, and the mean reward of all other questions for each question.
+    """Returns the batch's mean reward, and for each question the mean reward of all others.
 
     Both are 0 if any reward is non-finite.
     """
@@ -450,7 +450,7 @@ def token_advantages(
 def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batch:
     """Builds the learner's batch from tokens and advantages.
 
-    Traces that do not count in the loss are given zero sampled tokens.
+    For traces that the loss excludes, the number of sampled tokens is set to 0.
     """
     num_answers = run.method.answers
 
@@ -482,7 +482,7 @@ def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batc
 def update(
     run: Run, train: TrainState, batch: Batch, features: Any, step: int, reference: Any
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Updates the policy with Eq. 16 on each minibatch, then fits the value head (line 14).
+    """Updates the policy on each minibatch (Eq. 16), then fits the value head (line 14).
 
     Args:
       features: input features of the value head, from `predict_values`.
@@ -549,9 +549,9 @@ def update_method(
     *,
     method: Method,
 ) -> Any:
-    """Updates the state of the method, unless the batch or the new state is non-finite.
+    """Updates the state of the method, unless a reward or the new state is non-finite.
 
-    A single non-finite number would otherwise stay in every running mean forever.
+    Otherwise, a single non-finite number would stay in every running mean forever.
     """
     # Use two compiled programs, because compiling the check together with the update changes the
     # rounding of the running statistics.
@@ -590,8 +590,8 @@ def update_curriculum(
 
     Args:
       groups: difficulty group of each question.
-      correct: outcomes at the full budget. If any of them is non-finite, the curriculum is left
-        unchanged, because the number would stay in every average.
+      correct: outcomes at the full budget. If any outcome is non-finite, the curriculum is left
+        unchanged, because a non-finite number would stay in every average.
       due: True in steps that update the pass rates.
     """
     recorded = curriculum.record_outcomes(before, groups, correct, ema_decay=settings.ema_decay)

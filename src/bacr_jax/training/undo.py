@@ -1,4 +1,4 @@
-"""Undoes an update if the traces sampled after it exceed a bound (train.undo_*).
+"""Undoes an update if a metric of the traces sampled after it violates a bound (train.undo_*).
 
 `algorithm.guarded` calls an `UpdateGuard` after the traces of each step are sampled. The state
 before the last update is kept in host memory. Checkpoints contain a copy of it, so that a resumed
@@ -27,7 +27,7 @@ Shares = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A metric of sampled traces with a bound, such as the share of answers that were closed.
+    """A metric of sampled traces that has a bound, such as the share of closed answers.
 
     Attributes:
       key: name of the bound in `TrainConfig`.
@@ -76,11 +76,11 @@ class HostArray:
 
     @classmethod
     def of_restored(cls, array: Any, like: jax.Array | jax.ShapeDtypeStruct) -> "HostArray":
-        """Converts an array of a checkpoint.
+        """Creates a host copy from an array of a restored checkpoint.
 
         Args:
           array: NumPy array, or an array on devices if several processes train.
-          like: array with the sharding of the original array, or its shape with this sharding.
+          like: array, or shape of an array, that has the sharding of the original array.
         """
         if isinstance(array, jax.Array):
             return cls.of(array)
@@ -94,10 +94,10 @@ class HostArray:
         return cls(array.shape, sharding, shards)
 
     def to_save(self) -> np.ndarray | jax.Array:
-        """Returns the array for a checkpoint.
+        """Returns the array in the form that a checkpoint stores.
 
-        The result is a NumPy array, which needs no device memory. If several processes train, it is
-        on devices, because each process stores only its own shards.
+        It is a NumPy array, which needs no device memory. If several processes train, it is an
+        array on devices, because each process stores only its own shards.
         """
         if processes.several():
             return self.on_devices()
@@ -109,7 +109,7 @@ class HostArray:
     def on_devices(self) -> jax.Array:
         """Copies the array back to its devices.
 
-        The result shares no memory with this copy, so its buffers may be donated.
+        The result shares no memory with the host copy, so its buffers may be donated.
         """
         if self.sharding is None:
             (value,) = self.shards.values()
@@ -231,7 +231,7 @@ def _is_host_array(node: Any) -> bool:
 
 
 def with_empty_snapshot(state: RunState) -> GuardedRunState:
-    """Returns a state with the structure of a checkpoint that contains a snapshot."""
+    """Returns a state into which a checkpoint that contains a snapshot can be restored."""
     train: Any = state.train
     if not processes.several():
         train = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), train)

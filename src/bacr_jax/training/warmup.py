@@ -18,9 +18,9 @@ learning must later discover the short style, so the additional 100 steps contai
 (`ledger.PRACTICE`). Each repetition counts towards `warmup.max_hold`.
 
 With `warmup.style`, the warm-up instead ends when the accuracy of that trace style on one
-difficulty level lies within the range `warmup.style_accuracy`. The size of the accuracy difference
-between the styles depends on this accuracy. `warmup.target_accuracy` is then the target of the long
-style *steps* on the highest level, and the rate decays over 40 steps.
+difficulty level lies within the range `warmup.style_accuracy`. This accuracy determines how much
+the accuracies of the styles differ. `warmup.target_accuracy` is then the target of the long style
+*steps* on the highest level, and the rate decays over 40 steps.
 """
 
 import contextlib
@@ -92,8 +92,8 @@ SHOW_SECONDS = 15.0
 class WarmUp:
     """State of a running warm-up, or of the supervised stage of a method.
 
-    A resumed warm-up runs the same schedule from the beginning. It skips the steps that were
-    already done and reads earlier accuracy measurements from its journal.
+    A resumed warm-up repeats its schedule from the beginning, but skips the steps that were already
+    done and reads earlier accuracy measurements from its journal.
 
     Attributes:
       batches: function that returns the tokens and the loss mask of a step.
@@ -282,8 +282,8 @@ def short_accuracy(run: WarmUp) -> float:
 
     A short trace solves a ledger problem without repeated lines. The share is measured on each
     difficulty level, and the lowest share is returned. Each token is predicted from the correct
-    tokens before it. Labels are not counted, because a label may also be the start of a repeated
-    line.
+    tokens before it. The labels of lines are not counted, because a label may also be the start of
+    a repeated line.
     """
     settings = run.settings
     budget = None if settings.prompt_budgets is None else settings.largest_budget
@@ -375,7 +375,7 @@ def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
 def until_style(
     run: WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
 ) -> dict[str, float]:
-    """Trains until the accuracy of `warmup.style` lies within `warmup.style_accuracy`.
+    """Trains until the accuracy of `warmup.style` lies within the range `warmup.style_accuracy`.
 
     A style is a way of writing down the reasoning of a ledger problem, such as the long style
     *steps*.
@@ -411,7 +411,7 @@ def until_style(
         return {style: style_accuracy_of(params, style) for style in styles}
 
     def finished_copy() -> WarmUp:
-        """Returns a copy after a learning rate decay, because the decay raises the accuracy."""
+        """Returns a copy of the warm-up that is trained further with a decaying learning rate."""
         end = run.copy()
         end.advance(STYLE_FALL, falling)
         return end

@@ -1,4 +1,4 @@
-"""The folder of a warm-up: its fingerprint, its lock, and its weights when it is finished.
+"""Manages the folder of a warm-up, with its fingerprint, its lock and its finished weights.
 
 Several runs may share a folder. The first run trains the warm-up while the other runs wait. All of
 them then start from its weights.

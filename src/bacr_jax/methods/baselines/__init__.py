@@ -1,9 +1,9 @@
 """Contains the baselines of budget-conditioned advantages, selected by `advantage.baseline`.
 
-The paper subtracts the prediction V(q, b) of a value head from the reward (Eq. 10). The other
-baselines are additions of this project, and so is a correction that reduces the gradient variance
-of any baseline (`score_weighting`). A residual is the reward of a response minus V. The score norm
-of a token is the norm of the gradient of its log-probability.
+The paper subtracts the prediction V(q, b) of a value head from the reward (Eq. 10). This project
+adds the other baselines, and a correction that reduces the gradient variance of any baseline
+(`score_weighting`). A residual is the reward of a response minus V. The score norm of a token is
+the norm of the gradient of its log-probability.
 
 value          the value head V(q, b) of Eq. 11
 residual_loo   V plus the mean residual of the other responses to the question

@@ -1,7 +1,7 @@
 """Defines `Baseline`, the baseline of budget-conditioned advantages, and its data types.
 
 `methods/bacr.py` calls a `Baseline` where the paper uses V(q, b). The other modules of this package
-construct baselines. This module does not sample from or update a policy.
+construct baselines.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
 
     Attributes:
       reward: baseline of the rewards R (Eq. 7), in units of reward.
-      correctness: baseline of the outcomes r. It is a probability if the baseline implies one.
+      correctness: baseline of the outcomes r, which is a mean outcome or a probability.
     """
 
     reward: PerCut

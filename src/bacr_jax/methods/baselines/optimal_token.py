@@ -10,9 +10,9 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def optimal_token(config: MethodSettings) -> Baseline:
-    """Builds the baseline that is the mean reward over the responses to the question, weighted.
+    """Builds the baseline that is a weighted mean reward over the responses to the question.
 
-    The weights are squared score norms, which are accumulated over the tokens of a response. The
+    The weight of a response at a token is its squared score norm, accumulated up to this token. The
     score norm of a token is the norm of the gradient of its log-probability with respect to the
     logits.
     """
