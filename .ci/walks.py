@@ -5,7 +5,7 @@
     .ci/walks.py --list      also print the functions, and the files of the walk in order
 
 Functions that take the config: functions and methods of src with a parameter whose annotation names
-`Config`, the whole config. Sections such as `DataConfig` and the settings of subpackages do not count.
+`Config`, the whole config. Sections such as `DataConfig` and settings of subpackages do not count.
 
 The walk of the config simulates a reader who starts at `bacr_jax.train.main`. The reader reads each
 function from top to bottom. If the function names another function of src that takes or returns a
