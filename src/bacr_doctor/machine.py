@@ -162,7 +162,7 @@ def devices(subject: Subject) -> Record:
 def files(subject: Subject) -> Record:
     """Checks the file system of the run's output folder.
 
-    The checks are free disk space, write speed, replacing a file in one step, and file locks.
+    It measures free disk space and write speed, and tests atomic replacement and file locks.
 
     Args:
       subject: the run for which the machine is checked.

@@ -33,9 +33,11 @@ from bacr_io.files import nearest, read_file
 
 # Reasons why an answer gets no score. Each has a counter, such as "failed_late".
 FAULTS = ("late", "died", *verifier_worker.FAULTS)
-# Values of `Verdict.path` for answers with a score and for answers on which the verifier failed.
+# Values of `Verdict.path`, which tells how an answer was graded: with a score of the verifier, or
+# not at all because the verifier failed.
 SCORED = "verifier"
 FAILED = "failed"
+# Ending of the names of functions that score several answers at once.
 BATCH_SUFFIX = "_batch"
 # Maximum size in bytes of a verifier's file, because its source is sent to every worker.
 MOST_SOURCE = 1 << 20
@@ -326,7 +328,7 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         return verdicts
 
     def _verdict(self, score: Score | None, request: VerifierRequest | None) -> Verdict:
-        """Builds the verdict from an answer's score. Both arguments are None if it is missing."""
+        """Builds the verdict of an answer. Both arguments are None if there is no answer."""
         whole = self.verifier.whole
         if score is None or request is None:
             zero = False if whole else 0.0
@@ -508,7 +510,7 @@ def _decode(reply: dict[str, Any]) -> list[Score]:
         is_failed = fault in FAULTS and score is None
         if not is_scored and not is_failed:
             raise ValueError(
-                "the worker's reply has neither a score nor the name of a failure for an answer"
+                "the worker's reply lacks the score of an answer, and the reason why it has none"
             )
         scores.append(Score(score or 0.0, fault, message if fault else ""))
     return scores

@@ -36,7 +36,7 @@ GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 PER_HOST = 8
 
 # Kernels cannot be autotuned without a GPU, so these flags select library kernels for matrix
-# products. The choice of the kernel has little effect on the memory.
+# products. The choice of the kernel has little effect on memory use.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 

@@ -61,7 +61,8 @@ MATH = PromptLengths(
         *(476, 635, 874, 1004),
     ),
 )
-# Quantiles of the answer lengths of these problems in tokens, including the closing tag.
+# Lengths of the answers to MATH's training problems, in tokens and with the closing tag, at these
+# quantiles.
 _ANSWER_SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
 _ANSWER_TOKENS = (5, 7, 12, 28, 90)
 

@@ -113,12 +113,12 @@ class Workload:
 
     @property
     def branch(self) -> int:
-        """Returns the number of tokens in a branch, which consists of a suffix and an answer."""
+        """Returns the maximum number of tokens of an answer with its forced closing text."""
         return SUFFIX_TOKENS + self.config.rollout.answer_tokens
 
     @property
     def trunk(self) -> int:
-        """Returns the number of tokens in a trunk, which consists of prompt and thinking."""
+        """Returns the maximum number of tokens of a prompt with its thinking."""
         return self.prompt + self.thinking
 
     @property

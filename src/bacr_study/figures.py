@@ -96,14 +96,14 @@ def draw_figures(
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
 ) -> Iterator[dict[float, EstimateRecord]]:
-    """Yields for each variant (arm and swept value) the estimates of one result, by budget.
+    """Yields, for each method in a chart, the estimates of one measure at each budget.
 
     Args:
       results: the contents of results.json.
       task: the task.
       name: the evaluation set.
-      variants: the variants that share a chart.
-      key: one of `cells.NUMBERS`.
+      variants: the methods of a chart, each with a value of the setting that the study sweeps.
+      key: the measure, one of `cells.NUMBERS`.
     """
     for variant in variants:
         points = {}

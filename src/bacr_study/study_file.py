@@ -162,10 +162,10 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
 
 
 def _without_unchosen_contrasts(study: Study) -> Study:
-    """Removes the named comparisons (contrasts) with arms that the command line did not select.
+    """Removes comparisons with arms (methods) that the command line did not select.
 
-    An arm is a method with its settings. The view `contrasts` is removed from the study if no
-    contrast remains.
+    `Study.contrasts` defines pairs of arms to compare. If no pair remains, the section of the
+    report that shows the comparisons is removed, too.
     """
     chosen_arms = {arm.id for arm in study.arms}
     contrasts = {}

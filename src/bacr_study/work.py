@@ -328,7 +328,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
-    """Stores the results of a run, and of the majority votes over its samples, as files (cells).
+    """Writes the results of a run, and of majority votes over its samples, to one file each.
 
     Args:
       study: the study.

@@ -130,7 +130,9 @@ def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
     folder.model.config.max_position_embeddings = 128
     with pytest.raises(ValueError, match="^budget: 120 allows .* 128 positions leave"):
         ask(120)
-    with pytest.raises(ValueError, match="^budget: budgets need greedy decoding or sampling,"):
+    with pytest.raises(
+        ValueError, match="^budget: a budget can only be used with greedy decoding or sampling,"
+    ):
         ask(8, num_beams=2)
     folder.tokenizer.padding_side = "right"
     with pytest.raises(ValueError, match="^attention_mask: the prompts are padded on the right"):

@@ -132,7 +132,7 @@ def _rewards(reward: RewardConfig, shares: Mapping[str, float]) -> Iterator[str]
 
 
 def _words(conditioning: ConditioningConfig) -> Iterator[str]:
-    """Yields an error message unless `conditioning.prompt_text` contains `{budget}` once."""
+    """Yields an error unless `conditioning.prompt_text` contains `{budget}` exactly once."""
     words = conditioning.prompt_text
     if words.count(BUDGET) != 1:
         yield (

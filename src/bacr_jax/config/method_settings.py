@@ -309,7 +309,8 @@ class HapoConfig:
     """Settings of the method HAPO (arXiv 2505.11225)."""
 
     weight: float = key(1.0, "weight of the length reward", "[0, inf)")
-    # Above -1, because a lower value would rank a long correct response below wrong responses.
+    # Above -1, which is the length reward of a wrong response. A long correct response must not get
+    # a lower reward than a wrong one.
     floor: float = key(-0.7, "minimum length reward of a correct response", "(-1, 0]")
     kind: Literal["cosine", "linear"] = key("cosine", "shape of the length reward")
 

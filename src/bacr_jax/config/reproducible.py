@@ -98,7 +98,8 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
       environment: environment variables, which are not modified.
 
     Raises:
-      UserError: if XLA_FLAGS names a file, can't be parsed, or disables a flag that is required.
+      UserError: if XLA_FLAGS is the name of a file with flags, can't be parsed, or disables a
+        required flag.
     """
     flags = environment.get(VARIABLE, "").strip()
     if flags and not flags.startswith("-"):

@@ -285,10 +285,9 @@ class Session:
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        """Loads the policy onto its device.
+        """Returns the decoder of the policy. The first access loads the weights onto the device.
 
-        `max_thinking` is a placeholder, which `ask` replaces in the rollout settings of the
-        decoder.
+        `max_thinking=1` has no effect, because each question sets its own limit.
         """
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 

@@ -55,7 +55,7 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
     """
     cuts = sorted(by_cut)
     cells = [by_cut[cut] for cut in cuts]
-    # All truncation points use the same problems, so they share one set of resamples.
+    # All truncation points use the same problems, so they share one set of bootstrap samples.
     correct = np.column_stack([cell.correct.mean(1) for cell in cells])
     over_cuts = correct @ anytime_weights(cuts).T
     ends = rate_intervals(np.concatenate([correct, over_cuts], axis=1))
@@ -153,7 +153,7 @@ def entry_of(
     """
     ks = numbers_of_samples(graded.samples)
     rates = _rates(graded, grader, ks, poll)
-    # All rates share one set of resamples.
+    # All rates share one set of bootstrap samples.
     ends = rate_intervals(rates)
     tokens = np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
 

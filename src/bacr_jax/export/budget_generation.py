@@ -270,8 +270,8 @@ class Loop:
         mode = config.get_generation_mode()
         if mode not in ("greedy_search", "sample"):
             raise ValueError(
-                "budget: budgets need greedy decoding or sampling, but the generation mode is "
-                f"{mode.value!r}; leave out arguments that select it, such as num_beams"
+                "budget: a budget can only be used with greedy decoding or sampling, but found the "
+                f"generation mode {mode.value!r}; leave out arguments such as num_beams"
             )
         # Number of sequences per prompt.
         copies = input_ids.shape[0] // len(self.limits)

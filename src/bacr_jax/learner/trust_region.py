@@ -164,16 +164,16 @@ def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
 
 
 def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
-    """Wraps an optimizer step so that its KL divergence is at most `SLACK` times the bound.
+    """Wraps an optimizer step so that KL(old policy || new policy) is at most `SLACK` x `bound`.
 
     Only the step of the policy is shortened. The value head and the optimizer moments are always
     updated with the full step. The wrapper needs two additional forward passes over the traces, one
     before and one after the step, and another pass each time the step is shortened.
 
     Args:
-      step: the optimizer step. It may donate its state.
-      score: function that computes the log-probabilities of the step's traces.
-      parts: the step's traces, as micro-batches on their devices.
+      step: the optimizer step. It may donate the buffers of its state.
+      score: function that computes the log-probabilities of the traces in `parts`.
+      parts: traces of the step, as micro-batches on their devices.
       bound: value of `optimizer.max_update_kl`, in nats per token.
     """
 

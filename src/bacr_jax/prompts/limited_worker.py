@@ -64,13 +64,16 @@ def _limits(seconds: float, memory: int) -> Iterator[None]:
 
 
 class _Clock(datetime.datetime):
-    """A clock that always returns midnight on the configured date of the prompts."""
+    """Replaces `datetime` in chat templates, so that `now()` is the same in every run.
+
+    `now()` returns midnight on the date `data.prompt_date`.
+    """
 
     date_of_prompts = "1970-01-01"
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> "_Clock":
-        """Returns midnight on the date of the prompts."""
+        """Returns midnight on `date_of_prompts` instead of the current time."""
         return cls.fromisoformat(cls.date_of_prompts)
 
 

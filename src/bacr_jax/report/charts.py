@@ -190,7 +190,7 @@ def shade(index: int, count: int) -> float:
 
 
 def number(value: float) -> str:
-    """Formats a number for an axis or a point, such as `0.25`, `1,024`, `1.5M` or `3e-09`."""
+    """Formats a number for the axis or tooltip of a chart: `0.25`, `1,024`, `1.5M`, `3e-09`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 1e6:

@@ -53,10 +53,10 @@ _OTHERS = [name for name in COLOURS if name != GREY]
 
 
 def styles_of(names: Sequence[str]) -> list[Series]:
-    """Returns a style for each name, as a curve without points. All styles differ.
+    """Returns the colour and line of the curve of each name, as a `Series` without points.
 
-    Methods in `_COLOURS` have a fixed colour. A repeated name, or a name that is not a method, such
-    as a run's label, gets a colour that no method in `names` has.
+    All curves differ. Methods in `_COLOURS` have a fixed colour. A repeated name, or a name that is
+    not a method, such as a run's label, gets a colour that no method in `names` has.
 
     Args:
       names: names of presets, or other names, in the order of the legend.

@@ -120,7 +120,7 @@ def _tokens_text(entry: Mapping[str, Any], mean: str, interval: str) -> str:
 
 
 def thinking_by_verdict(name: str, summary: Summary) -> Table:
-    """Builds the table of mean thinking tokens before right and before wrong answers."""
+    """Builds a table of the mean number of thinking tokens for right and for wrong answers."""
     columns = {
         "right": ("thinking_if_right", "thinking_right_ci95"),
         "wrong": ("thinking_if_wrong", "thinking_wrong_ci95"),

@@ -240,8 +240,8 @@ def _evaluations(run: RunData) -> list[Part]:
             title = f"{results['name']} ({path.parent.name})"
         except ODD:
             raise UserError(
-                f"{path} does not contain the results of an evaluation; run the bacr evaluate "
-                "command of this folder again"
+                f"{path} does not contain the results of an evaluation; delete the folder "
+                f"{path.parent}, and run bacr evaluate again"
             ) from None
         parts.append({"fold": title, "closed": False, "inside": list(map(_table, tables))})
     return parts

@@ -265,7 +265,8 @@ class FittedTable:
         if _fits(rich_table, console, options):
             yield rich_table
             return
-        # Every part begins with the columns that identify a row, such as decoding and budget.
+        # Split the table into parts that fit. Every part begins with the columns that identify a
+        # row, such as decoding and budget.
         num_labels = max(table.words, _NUM_LABELS)
         labels = columns[:num_labels]
         part = labels

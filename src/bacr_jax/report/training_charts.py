@@ -151,7 +151,7 @@ def _reward_curves(curves: Curves) -> list[Series]:
 
 
 def _cut_curves(curves: Curves) -> list[Series]:
-    """Returns a curve of the fraction of correct answers for each truncation point (cut).
+    """Returns one curve per cut: the fraction of correct answers if thinking is truncated there.
 
     The last cut is at the budget.
     """

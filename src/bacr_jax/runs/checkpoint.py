@@ -495,7 +495,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Converts errors of reading a checkpoint to UserErrors that suggest an older one."""
+        """Converts errors in reading a checkpoint to UserErrors that name an older checkpoint."""
         try:
             yield
         # A damaged checkpoint can raise almost any exception.

@@ -101,9 +101,9 @@ def check_same_questions(
     for name in sorted({*evaluated_before, *evaluated_now}):
         if evaluated_before.get(name) != evaluated_now.get(name):
             raise UserError(
-                f"data.eval: the questions of {name} differ from those that the run in {run} was "
-                f"evaluated on before; {advice} (to evaluate a finished run on other questions, "
-                "use bacr evaluate --run)"
+                f"data.eval: the questions of {name} have changed since the last evaluation of the "
+                f"run in {run}; {advice}; to evaluate a finished run on other questions, use bacr "
+                "evaluate --run"
             )
     # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}

@@ -280,7 +280,10 @@ def plan_round(
 
 
 def largest_budget(run: Run, step: int) -> Int[Array, ""] | None:
-    """Returns the upper limit on a step's budgets in tokens, or None without `budget.stages`."""
+    """Returns the upper limit of the budgets in a step, in tokens.
+
+    Returns None if `budget.stages` is not set.
+    """
     budget = run.config.budget
     if not budget.stages:
         return None

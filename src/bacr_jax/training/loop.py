@@ -209,7 +209,7 @@ class Trainer:
     def _record_origin(self, start: RunState) -> None:
         """Records digests of the initial weights, and stores the reference policy of a KL penalty.
 
-        The trained weights are copied. The frozen base weights are shared with the policy.
+        The reference policy copies the trained weights, and shares the frozen base weights.
 
         Raises:
           UserError: the weights differ from the initial weights of the run that is being resumed.
@@ -339,7 +339,7 @@ class Trainer:
 
         Raises:
           TrainingFailed: the value head is not finite, or too many updates in a row were skipped.
-          VerifierFailed: a verifier could not score any answer of several consecutive steps.
+          VerifierFailed: in several consecutive steps, a verifier scored no answer.
         """
         self.poll()
         self.checkpoints.confirm()

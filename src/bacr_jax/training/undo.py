@@ -96,8 +96,8 @@ class HostArray:
     def to_save(self) -> np.ndarray | jax.Array:
         """Returns the array in the form that a checkpoint stores.
 
-        It is a NumPy array, which needs no device memory. If several processes train, it is an
-        array on devices, because each process stores only its own shards.
+        With one process, this is a NumPy array, which needs no device memory. With several
+        processes, it is an array on devices, because each process stores only its own shards.
         """
         if processes.several():
             return self.on_devices()

@@ -114,7 +114,7 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
 
 
 def check_warmup(warmup: WarmupConfig, fingerprint: str, run: RunPaths) -> None:
-    """Checks that `warmup.dir` is writable or already contains the warm-up of the config.
+    """Checks that `warmup.dir` is writable, or contains a warm-up with the same settings.
 
     Nothing is checked if the run has checkpoints, because it then no longer needs the warm-up.
 

@@ -232,7 +232,7 @@ def test_a_damaged_description_of_the_budget_module(tmp_path):
         budget=policy_folder.BudgetInput(hf_config.BudgetModule(how, 64)),
     )
     edit_config(tmp_path / "out", budget_module={"b_max": 64})
-    assert "is {'b_max': 64}, which is incomplete or invalid; run bacr export again" in refusal(
+    assert "is incomplete or invalid (found {'b_max': 64}); run bacr export again" in refusal(
         tmp_path / "out"
     )
 

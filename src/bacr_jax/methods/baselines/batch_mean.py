@@ -25,7 +25,7 @@ def group(config: MethodSettings) -> Baseline:
 
 
 def batch(config: MethodSettings) -> Baseline:
-    """Builds the baseline that is the mean reward over the other responses in the batch."""
+    """Builds a baseline: the mean reward of the other responses in the batch."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -36,7 +36,7 @@ def batch(config: MethodSettings) -> Baseline:
 
 
 def same_budget(config: MethodSettings) -> Baseline:
-    """Builds the baseline that is the mean reward over other responses with the same budget."""
+    """Builds a baseline: the mean reward of the other responses with the same budget."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None

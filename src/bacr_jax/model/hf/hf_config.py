@@ -405,8 +405,8 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
     fields -= _NOT_OF_THE_MODULE
     if not isinstance(described, dict) or set(described) != fields | {"b_max"}:
         raise UserError(
-            f"{path}: `budget_module`, the settings of the budget embedding, is "
-            f"{shown(described)}, which is incomplete or invalid; run bacr export again"
+            f"{path}: `budget_module` is incomplete or invalid (found {shown(described)}); run "
+            "bacr export again"
         )
     settings: dict[str, Any] = {}
     for name in fields:
@@ -493,7 +493,7 @@ def describe_module(module: BudgetModule) -> dict[str, Any]:
 
 
 def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
-    """Returns the entry rope_scaling of config.json, or an empty dictionary without scaling."""
+    """Returns `rope_scaling` of config.json as a dictionary, which is empty for unscaled RoPE."""
     if scaling is None:
         return {}
     described: dict[str, Any] = {"rope_type": "llama3"}
