@@ -20,6 +20,7 @@ from bacr_jax.files import append_line, read_lines, write_atomically, write_json
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import (
     RunFolder,
+    RunPaths,
     free_folder,
     lock_when_free,
     open_run,
@@ -421,3 +422,13 @@ def test_a_lock_is_had_when_it_is_free_and_not_before(tmp_path, capsys):
     assert capsys.readouterr().err == f"waiting for the process that holds {path}\n"
     lock_when_free(path).close()
     assert capsys.readouterr().err == ""
+
+
+def test_evaluations_of_a_step_are_not_those_of_a_step_with_more_digits(tmp_path):
+    paths = RunPaths(tmp_path)
+    for step, name in ((100_000, ""), (100_000, "greedy"), (1_000_000, ""), (1_000_000, "greedy")):
+        paths.evaluation_of(step, name).mkdir(parents=True)
+    assert [path.name for path in paths.evaluations_of(100_000)] == [
+        "step-100000",
+        "step-100000-greedy",
+    ]

@@ -56,9 +56,9 @@ def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
         ({"rollout/closed_answers": 0.86}, SHORT_PATIENCE, "fewer answers than at the first step"),
         ({"rollout/repetition": 0.13}, SHORT_PATIENCE, "more traces than at the first step"),
         (
-            {"policy/update_kl": 0.2, "policy/update_scale": 0.3},
+            {"policy/update_kl": 0.5, "policy/update_scale": 0.1},
             SHORT_PATIENCE,
-            "more than ten times as large as optimizer.max_update_kl allows",
+            "was more than a hundred times optimizer.max_update_kl",
         ),
         (
             {"policy/update_kl": 0.2, "policy/update_scale": 0.0},  # dropped
@@ -134,7 +134,7 @@ def test_one_step_of_few_right_answers_is_no_collapse():
 @pytest.mark.parametrize(
     "measured",
     [
-        {"policy/update_kl": 0.02, "policy/update_scale": 0.4},
+        {"policy/update_kl": 0.14, "policy/update_scale": 0.11},
         # No token was in the loss: means over no minibatch are 0.
         {"policy/update_kl": 0.0, "policy/update_scale": 0.0},
     ],

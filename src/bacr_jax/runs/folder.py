@@ -165,7 +165,10 @@ class RunPaths:
 
         The evaluation with the settings of the run is first, if it exists.
         """
-        return sorted(self.later_evaluations.glob(f"step-{step:06d}*"))
+        name = f"step-{step:06d}"
+        others = sorted(self.later_evaluations.glob(f"{name}-*"))
+        default = self.later_evaluations / name
+        return [default, *others] if default.is_dir() else others
 
     def picture(self, name: str) -> Path:
         """Returns the path of a plot of the run."""
