@@ -277,46 +277,78 @@ def shown_losses(after, before):
     return budgets
 
 
+# Labels of the arms on the page of the stability studies.
+STABILITY_LABELS = {
+    "shipped": "as shipped",
+    "by-budget": "running means by budget",
+    "bounded-update": "KL of an update at most .02",
+    "bounded-by-budget": "both",
+    "bounded-slow": "KL at most .02, slow embedding",
+    "bounded-slow-by-budget": "the same, means by budget",
+    "bounded-shared-budget": "KL at most .02, group with one budget",
+    "tight-update": "KL of an update at most .005",
+    "tight-by-budget": "KL at most .005, means by budget",
+}
+
+
+def greedy_runs(folder):
+    """Returns the greedy results by budget of each trained run, with those of its warm-up."""
+    entries_of = {
+        (cell["task"], cell["arm"], cell["seed"]): next(iter(cell["sets"].values()))["greedy"]
+        for cell in cells(folder)
+    }
+    before_of = {
+        task: entries for (task, arm, _), entries in entries_of.items() if arm == "untrained"
+    }
+    return {
+        key: (before_of[key[0]], entries)
+        for key, entries in entries_of.items()
+        if key[1] != "untrained"
+    }
+
+
+def percent(entries):
+    """Returns the accuracies as on the pages, such as `9, 15, 58, 58`."""
+    return ", ".join(f"{100 * entry['accuracy']:.0f}" for entry in entries.values())
+
+
+def yes_or_no(value):
+    return "yes" if value else "no"
+
+
 def test_the_page_of_stability_has_every_finished_run():
     page = (ROOT / "docs" / "studies" / "stability.md").read_text()
-    labels = {
-        "shipped": "as shipped",
-        "by-budget": "running means by budget",
-        "bounded-update": "KL of an update at most .02",
-        "bounded-by-budget": "both",
-        "bounded-slow": "KL at most .02, slow embedding",
-        "bounded-slow-by-budget": "the same, means by budget",
-        "bounded-shared-budget": "KL at most .02, group with one budget",
-        "tight-update": "KL of an update at most .005",
-    }
-    rows = [line for line in page.splitlines() if line.endswith(("| yes |", "| no |"))]
-    num_runs = 0
+    screening, twenty = page.split("## At the recipe's own rates")
+    rows = [line for line in screening.splitlines() if line.endswith(("| yes |", "| no |"))]
+    expected = []
     for machine, folder in (
         ("Xeon", "stability-unfinished"),
         ("EPYC", "stability-epyc-unfinished"),
     ):
-        entries_of = {
-            (cell["task"], cell["arm"], cell["seed"]): next(iter(cell["sets"].values()))["greedy"]
-            for cell in cells(folder)
-        }
-        before_of = {
-            task: entries for (task, arm, _), entries in entries_of.items() if arm == "untrained"
-        }
-        trained = {key: entries for key, entries in entries_of.items() if key[1] != "untrained"}
-        num_runs += len(trained)
-        for (task, arm, seed), entries in trained.items():
-            accuracy = ", ".join(f"{100 * entries[budget]['accuracy']:.0f}" for budget in entries)
-            start = f"| {labels[arm]} | {machine}, {task.removeprefix('warm')}, {seed} |"
-            (row,) = [row for row in rows if row.startswith(start)]
-            before = before_of[task]
+        for (task, arm, seed), (before, after) in greedy_runs(folder).items():
             failed = any(
                 accuracy_declined(before[budget]["accuracy"], entry["accuracy"], 150)
-                for budget, entry in entries.items()
+                for budget, entry in after.items()
             )
-            is_shown = shown_losses(entries, before) != []
-            assert f"| {accuracy} | {'yes' if failed else 'no'} |" in row, row
-            assert row.endswith("| yes |" if is_shown else "| no |"), row
-    assert len(rows) == num_runs
+            expected.append(
+                f"| {STABILITY_LABELS[arm]} | {machine}, {task.removeprefix('warm')}, {seed} | "
+                f"{percent(after)} | {yes_or_no(failed)} | "
+                f"{yes_or_no(shown_losses(after, before))} |"
+            )
+    assert sorted(rows) == sorted(expected)
+
+    rows = [line for line in twenty.splitlines() if line.endswith(("| yes |", "| no |"))]
+    expected = []
+    for (task, arm, seed), (before, after) in greedy_runs(
+        "stability-twenty-epyc-unfinished"
+    ).items():
+        warmup = task.removeprefix("warm")
+        assert f"{percent(before)} (warm-up {warmup})" in twenty
+        expected.append(
+            f"| {STABILITY_LABELS[arm]} | {warmup}, {seed} | {percent(after)} | "
+            f"{yes_or_no(shown_losses(after, before))} |"
+        )
+    assert sorted(rows) == sorted(expected)
 
 
 @pytest.mark.parametrize(
