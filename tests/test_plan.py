@@ -107,7 +107,7 @@ def test_the_shape_of_a_model_of_the_hub_is_got_when_asked(capsys, tmp_path, mon
     # A released model is known by its name.
     monkeypatch.undo()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
-    assert "after the name" in as_json(capsys, "model.path=Qwen/Qwen2.5-7B")["model"]
+    assert "guessed from the name" in as_json(capsys, "model.path=Qwen/Qwen2.5-7B")["model"]
 
 
 def test_a_config_is_needed(capsys):
