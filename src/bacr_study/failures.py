@@ -8,10 +8,6 @@ it started from; arms are not compared with each other.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Float
-from scipy.stats import binomtest
-
 from bacr_jax.evaluation.decline import (
     ACCURACY,
     CLOSED,
@@ -21,7 +17,7 @@ from bacr_jax.evaluation.decline import (
 from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.cells import Cell, Grid
 from bacr_study.spec import Task, Variant
-from bacr_study.statistics import clopper_pearson_interval
+from bacr_study.statistics import clopper_pearson_interval, sign_test_p
 
 # Significance level at which a run's loss of accuracy is called shown, over all of its budgets.
 SHOWN_LEVEL = 0.025
@@ -83,7 +79,7 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
             before=accuracy_before,
             after=accuracy_after,
             failed=accuracy_declined(accuracy_before, accuracy_after, problems),
-            shown=loss_p(verdicts, verdicts_after) < SHOWN_LEVEL / len(by_budget),
+            shown=sign_test_p(verdicts, verdicts_after) < SHOWN_LEVEL / len(by_budget),
         )
         closed_before = 1.0 - entry["no_answer_share"]
         closed_after = 1.0 - after["no_answer_share"]
@@ -96,24 +92,6 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
             failed=stopped_closing,
             shown=stopped_closing,
         )
-
-
-def loss_p(before: Float[np.ndarray, "n"], after: Float[np.ndarray, "n"]) -> float:
-    """Returns the one-sided p-value of the exact sign test for a loss on the same problems.
-
-    A problem changed if its fraction of correct samples changed, and is lost if the fraction fell.
-    If training had no effect, each changed problem would be lost with probability 1/2. The p-value
-    is the probability of at least as many lost problems as observed.
-
-    Args:
-      before: fraction of correct samples of each problem before training, in [0, 1].
-      after: the same after training.
-    """
-    lost = int((after < before).sum())
-    changed = int((after != before).sum())
-    if changed == 0:
-        return 1.0
-    return float(binomtest(lost, changed, alternative="greater").pvalue)
 
 
 def _policy_before(run: Cell, untrained: Sequence[Cell], task: Task) -> Cell | None:

@@ -206,7 +206,7 @@ def failed_item(rate: Mapping[str, Any] | None) -> Item:
     """Formats the number of failed runs, such as `1 of 6`; a dash for None."""
     if rate is None:
         return NONE
-    return Shown(f"{rate['failed']} of {rate['runs']}", (rate["failed"],))
+    return _number_of_runs(rate["failed"], rate)
 
 
 def failure_share_item(rate: Mapping[str, Any]) -> Item:
@@ -219,7 +219,12 @@ def failure_share_item(rate: Mapping[str, Any]) -> Item:
 
 def shown_losses_item(rate: Mapping[str, Any]) -> Item:
     """Formats the number of runs whose loss is larger than sampling error, such as `1 of 6`."""
-    return Shown(f"{rate['shown']} of {rate['runs']}", (rate["shown"],))
+    return _number_of_runs(rate["shown"], rate)
+
+
+def _number_of_runs(count: int, rate: Mapping[str, Any]) -> Item:
+    """Formats a number of runs next to the number of all counted runs, such as `1 of 6`."""
+    return Shown(f"{count} of {rate['runs']}", (count,))
 
 
 def loss_text(change: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from scipy.special import betaincinv, stdtr, stdtrit
+from scipy.stats import binomtest
 
 OVER_SEEDS = "seeds"
 OVER_PROBLEMS = "problems"
@@ -228,6 +229,26 @@ def sign_flip_p(differences: Float[np.ndarray, "n"]) -> float | None:
     # Rounding errors must not exclude combinations with an equal mean.
     tolerance = 1e-12 * np.abs(differences).sum()
     return float((means >= abs(differences.sum()) - tolerance).mean())
+
+
+def sign_test_p(before: Float[np.ndarray, "n"], after: Float[np.ndarray, "n"]) -> float:
+    """Returns the one-sided p-value of the exact sign test for a loss on the same problems.
+
+    If training changed nothing, each problem whose fraction of correct samples differs is lost or
+    won with probability 1/2. The p-value is the probability of at least as many lost problems.
+
+    Args:
+      before: fraction of correct samples of each of the n problems before training, in [0, 1].
+      after: the same after training.
+
+    Returns:
+      The p-value, in [0, 1]. It is 1 if no problem changed.
+    """
+    lost = int((after < before).sum())
+    changed = int((after != before).sum())
+    if changed == 0:
+        return 1.0
+    return float(binomtest(lost, changed, alternative="greater").pvalue)
 
 
 def _crossed_variance(values: Float[np.ndarray, "s n"]) -> tuple[float, float]:

@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 from scipy.stats import binom
 
 from bacr_study.cells import Grid, correct_digits
-from bacr_study.failures import ACCURACY, CLOSED, changes_of, failure_rates, loss_p
+from bacr_study.failures import ACCURACY, CLOSED, changes_of, failure_rates
 from bacr_study.results import build_results
 from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import clopper_pearson_interval
@@ -65,16 +64,6 @@ def test_closed_answers_fail_below_95_percent_unless_they_were_so_before():
     incomplete = cell("cot", 0, unanswered=0.10)
     assert failures(cell("anytime", 0, unanswered=0.17), incomplete) == []
     assert len(failures(cell("anytime", 0, unanswered=0.18), incomplete)) == 5
-
-
-def test_the_sign_test_of_a_loss():
-    # Of four problems that changed, all four were lost: (1/2)^4; three of four: 5 / 16.
-    before = np.array([1, 1, 1, 1, 0, 0, 1])
-    assert loss_p(before, np.array([0, 0, 0, 0, 0, 0, 1])) == pytest.approx(1 / 16)
-    assert loss_p(before, np.array([0, 0, 0, 1, 1, 0, 1])) == pytest.approx(5 / 16)
-    assert loss_p(before, before) == 1.0
-    # Fractions of several samples count by their sign.
-    assert loss_p(np.array([0.5, 0.75]), np.array([0.25, 0.0])) == pytest.approx(1 / 4)
 
 
 def test_a_loss_is_shown_by_problems_and_not_by_the_interval():

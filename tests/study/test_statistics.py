@@ -16,6 +16,7 @@ from bacr_study.statistics import (
     mean_interval,
     rounded,
     sign_flip_p,
+    sign_test_p,
     simultaneous_interval,
     two_sided,
     variance_parts,
@@ -192,3 +193,13 @@ def test_sign_flips_agree_with_another_implementation():
         (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
     )
     assert sign_flip_p(differences) == pytest.approx(expected.pvalue)
+
+
+def test_the_sign_test_of_a_loss():
+    # Of four problems that changed, all four were lost: (1/2)^4; three of four: 5 / 16.
+    before = np.array([1, 1, 1, 1, 0, 0, 1])
+    assert sign_test_p(before, np.array([0, 0, 0, 0, 0, 0, 1])) == pytest.approx(1 / 16)
+    assert sign_test_p(before, np.array([0, 0, 0, 1, 1, 0, 1])) == pytest.approx(5 / 16)
+    assert sign_test_p(before, before) == 1.0
+    # Fractions of several samples count by their sign.
+    assert sign_test_p(np.array([0.5, 0.75]), np.array([0.25, 0.0])) == pytest.approx(1 / 4)
