@@ -7,6 +7,7 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.config import shipped
 from bacr_jax.config.checks import check
+from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError
@@ -111,6 +112,18 @@ def test_every_config_trains_by_the_recommended_method(path):
     ]
     assert built_in_departures(resolve(paper).method) == updates
     check(paper, also=problems)
+
+
+TRAINING = [*sorted(REPOSITORY.glob("*.yaml")), *sorted((REPOSITORY / "examples").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_every_config_chooses_its_best_checkpoint_during_training(path):
+    config = config_io.load([path])
+    assert config.eval.every is not None and config.eval.holdout > 0
+    assert selection_set(config.eval, config.data) == HOLDOUT
+    # A checkpoint before the end can be chosen. Configs that train for epochs have no number.
+    assert config.train.steps is None or config.eval.every < config.train.steps
 
 
 @pytest.mark.parametrize("written", ["grpo", "methods/grpo", "configs/methods/grpo.yaml"])

@@ -23,14 +23,15 @@ def summary(accuracies, closed=1.0):
     return {"greedy": entries}
 
 
-def candidate(step, accuracies, before=BEFORE, closed=1.0):
+def candidate(step, accuracies, before=BEFORE, closed=1.0, half_width=0.0):
     """An evaluation of the set `val`, whose mean is that over its budgets."""
     mean = sum(accuracies.values()) / len(accuracies)
+    interval = [mean - half_width, mean + half_width]
     record = {
         "step": step,
         "when": "during",
         "sets": {"val": summary(accuracies, closed), "test": summary({"16": 0.0})},
-        "anytime": {"val": {"greedy": {"mean": mean}}},
+        "anytime": {"val": {"greedy": {"mean": mean, "mean_ci95": interval}}},
     }
     start = {"test": summary({"16": 1.0})}
     if before:
@@ -92,9 +93,48 @@ def test_of_declined_checkpoints_the_one_with_the_smallest_loss_wins():
     assert choose([high, low, same_loss]) == same_loss
 
 
-def test_the_earlier_of_equal_checkpoints_wins():
+def test_the_newest_checkpoint_within_the_interval_of_the_highest_mean_wins():
+    # Means .70 [.66, .74], .65, .67 and .60.
+    means = {10: 0.70, 20: 0.65, 30: 0.67, 40: 0.60}
+    candidates = [
+        candidate(step, {"16": mean, "48": mean}, half_width=0.04) for step, mean in means.items()
+    ]
+    first, below, within, last = candidates
+    assert choose([first]) == first
+    assert choose([first, below]) == first
+    assert choose([first, below, within]) == within
+    assert choose([first, below, within, last]) == within
+    # A new highest mean sets the interval: .75 [.71, .79].
+    higher = candidate(50, {"16": 0.75, "48": 0.75}, half_width=0.04)
+    assert choose([*candidates, higher]) == higher
+    # A mean at the bound itself is within the interval.
+    at_bound = candidate(60, {"16": 0.5, "48": 0.5})._replace(accuracy=first.lower_bound)
+    assert choose([first, at_bound]) == at_bound
+
+
+def test_a_checkpoint_with_a_decline_is_not_chosen_for_being_within_the_interval():
+    healthy = candidate(10, {"16": 0.6, "48": 0.7}, half_width=0.1)
+    ruined = candidate(20, {"16": 1.0, "48": 0.3}, half_width=0.1)
+    assert ruined.accuracy == pytest.approx(healthy.accuracy)
+    assert choose([healthy, ruined]) == healthy
+
+
+def test_a_record_without_an_interval_is_chosen_by_its_mean_alone():
+    record = {
+        "step": 10,
+        "sets": {"val": summary({"16": 0.9})},
+        "anytime": {"val": {"greedy": {"mean": 0.9}}},
+    }
+    high = make_candidate(record, {}, "val")
+    assert high.lower_bound is None
+    low = high._replace(step=20, accuracy=0.89)
+    assert choose([high, low]) == high
+    assert choose([high, low, high._replace(step=30)]).step == 30
+
+
+def test_ties_go_to_the_newer_checkpoint_unless_all_have_declined():
     first, second = (candidate(step, {"16": 0.6, "48": 0.7}) for step in (10, 20))
-    assert choose([first, second]) == first
+    assert choose([first, second]) == second
     ruined = [candidate(step, {"16": 0.1, "48": 0.1}) for step in (10, 20)]
     assert choose(ruined) == ruined[0]
 

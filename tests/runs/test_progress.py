@@ -164,12 +164,22 @@ print("after")
 """
 
 
-def on_terminal(*arguments):
+LONG_LINES = """
+from bacr_jax.runs.progress import Progress
+progress = Progress()
+path = "runs/" + "x" * 120
+progress.print_line("  a sentence of many short words " * 5 + "ends in " + path)
+progress.print_line("bacr train --config " + "many keys " * 12, wrap=False)
+progress.print_line("one\\n\\nthree")
+"""
+
+
+def on_terminal(*arguments, script=LIVE):
     """Runs a script on a terminal of 100 columns; returns what it wrote and its exit code."""
     controller, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(
-        [sys.executable, "-c", LIVE, *arguments],
+        [sys.executable, "-c", script, *arguments],
         stdout=terminal,
         stderr=terminal,
         stdin=terminal,
@@ -237,3 +247,14 @@ class TestTerminal:
         assert code == 3
         assert output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l") >= 0
         assert screen(output)[-1].startswith("training  2/3")
+
+    def test_long_lines_are_broken_at_spaces_and_only_there(self):
+        output, code = on_terminal(script=LONG_LINES)
+        *sentence, path, command, first, empty, third = output.replace("\r", "").split("\n")[:-1]
+        assert code == 0
+        assert len(sentence) == 2 and all(len(line) <= 100 for line in sentence)
+        assert sentence[0].startswith("  a sentence of") and sentence[1].startswith("  ")
+        # A path and a command can be copied as one line.
+        assert path.strip() == "runs/" + "x" * 120
+        assert command.rstrip() == "bacr train --config " + ("many keys " * 12).rstrip()
+        assert (first, empty, third) == ("one", "", "three")

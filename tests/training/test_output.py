@@ -9,6 +9,8 @@ import pytest
 from bacr_grading.judge import Verdict
 from bacr_jax.config import Config
 from bacr_jax.prompts.graders import failures
+from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import MetricsWriter
@@ -19,12 +21,13 @@ from bacr_jax.training.output import (
     evaluation_numbers,
     format_lines,
     print_results,
+    print_tables,
     publish,
     trace_rows,
     write_traces,
 )
 from bacr_jax.training.run import Run
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Prompts, Trunks
 from config_world import changed
 from report_world import TRACE, entry, make_whole_run
 
@@ -76,6 +79,36 @@ def test_a_set_that_lost_accuracy_gets_a_warning_and_another_does_not(monkeypatc
     ]
 
 
+@pytest.mark.parametrize("with_test_set", [True, False])
+def test_validation_questions_get_a_table_only_if_no_other_set_has_one(monkeypatch, with_test_set):
+    printed = []
+    progress = Progress(enabled=False)
+    monkeypatch.setattr(progress, "print_line", printed.append)
+    names = ["ledger", "train_holdout"] if with_test_set else ["train_holdout"]
+    one = np.ones(1, np.int32)
+    prompts = Prompts(np.ones((1, 2), np.int32), 2 * one, 0 * one, 2 * one)
+    questions = {
+        name: PromptedQuestions(
+            QuestionSet(
+                name, ["1+1"], ["2"], levels=np.ones(1, int), groups=np.zeros(1, int), ids=["0"]
+            ),
+            prompts,
+        )
+        for name in names
+    }
+    results = {name: {"greedy": {"8": entry(0.5, 8)}} for name in names}
+    print_tables(progress, questions, results, results, "grpo")
+    tables = [item.table.title for item in printed if not isinstance(item, str)]
+    lines = [item for item in printed if isinstance(item, str)]
+    validation = "train_holdout (validation, not a test set)"
+    if with_test_set:
+        assert len(tables) == 1 and tables[0].startswith("Ledger: ")
+        assert lines == [f"after training, {validation}: greedy 8: 50.0"]
+    else:
+        assert len(tables) == 1 and tables[0].startswith(validation)
+        assert lines == []
+
+
 def test_a_row_has_the_last_answer_and_its_verdict():
     without, new = trace_rows([{**TRACE, "gold": None}, TRACE])
     assert new["right"] is True and new["outcomes"] == 1.0 and new["decided_by"] == "symbolic"
@@ -123,7 +156,7 @@ def test_a_policy_in_good_form_gets_no_advice():
     assert lines == [
         "answer format before training (train_holdout (validation, not a test set), 64 questions, "
         "greedy, budget 64):",
-        "  2.0% of the answers were never closed, 2.0% are right only by the lenient rules",
+        "  2.0% of answers were never closed, 2.0% are right only by the lenient rules",
     ]
 
 

@@ -38,6 +38,7 @@ class Candidate(NamedTuple):
       step: training step of the checkpoint.
       accuracy: mean accuracy over budgets on the selection set, in [0, 1], or None if this set was
         not evaluated.
+      lower_bound: lower end of the 95 % interval of `accuracy`, or None if it was not recorded.
       worst: budget with the largest loss, or None if the set was not evaluated before training.
       declines: results that are significantly worse than before training, in the decoding mode used
         for selection.
@@ -45,6 +46,7 @@ class Candidate(NamedTuple):
 
     step: int
     accuracy: float | None
+    lower_bound: float | None = None
     worst: WorstBudget | None = None
     declines: tuple[Decline, ...] = ()
 
@@ -65,6 +67,8 @@ def make_candidate(
     if set_name is None or accuracy is None:
         return Candidate(record["step"], None)
     mode = scoring_mode(record["anytime"][set_name])
+    interval = record["anytime"][set_name][mode].get("mean_ci95")
+    lower_bound = None if interval is None else float(interval[0])
     entries = record["sets"][set_name][mode]
     entries_before = before.get(set_name, {}).get(mode, {})
     changes = []
@@ -74,36 +78,51 @@ def make_candidate(
             changes.append(WorstBudget(budget, accuracy_before, entry["accuracy"]))
     worst = max(changes, key=lambda change: change.loss, default=None)
     declined = tuple(declines({mode: entries_before}, {mode: entries}))
-    return Candidate(record["step"], accuracy, worst, declined)
+    return Candidate(record["step"], accuracy, lower_bound, worst, declined)
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     """Returns the best checkpoint, or None if the list is empty.
 
     A decline is a result at some budget that is significantly worse than before training. A
-    checkpoint without a decline is preferred to a checkpoint with a decline. Among checkpoints
-    without a decline, the checkpoint with the highest mean accuracy is selected. If all checkpoints
-    have a decline, the checkpoint with the smallest loss at its worst budget is selected, and the
-    mean accuracy breaks ties. Remaining ties go to the earlier checkpoint. If no checkpoint has an
-    accuracy, the last one is returned.
+    checkpoint without a decline is preferred to a checkpoint with a decline.
+
+    Among checkpoints without a decline, the highest mean accuracy and its 95 % interval are
+    determined. The newest checkpoint whose mean accuracy is not below this interval is selected.
+    Selection sets are small, so differences within the interval are mostly noise, and a newer
+    checkpoint has learned from more answers.
+
+    If all checkpoints have a decline, the checkpoint with the smallest loss at its worst budget is
+    selected. The mean accuracy breaks ties, and remaining ties go to the earlier checkpoint. If no
+    checkpoint has an accuracy, the last one is returned.
+
+    Args:
+      candidates: evaluated checkpoints in the order of their steps.
     """
     measured = [candidate for candidate in candidates if candidate.accuracy is not None]
-    if measured:
-        return max(measured, key=_rank)
-    return candidates[-1] if candidates else None
+    if not measured:
+        return candidates[-1] if candidates else None
+    without_decline = [candidate for candidate in measured if not candidate.declines]
+    if not without_decline:
+        return max(measured, key=_rank_after_decline)
+    highest = max(without_decline, key=_accuracy)
+    bound = _accuracy(highest) if highest.lower_bound is None else highest.lower_bound
+    return [candidate for candidate in without_decline if _accuracy(candidate) >= bound][-1]
 
 
-def _rank(candidate: Candidate) -> tuple[bool, float, float]:
-    """Returns the sort key of a candidate.
-
-    Candidates are in the order of their steps, and `max` returns the first maximum. Ties therefore
-    go to the earlier checkpoint.
-    """
+def _accuracy(candidate: Candidate) -> float:
+    """Returns the mean accuracy of a candidate that has one."""
     assert candidate.accuracy is not None
-    if not candidate.declines:
-        return True, candidate.accuracy, 0.0
+    return candidate.accuracy
+
+
+def _rank_after_decline(candidate: Candidate) -> tuple[float, float]:
+    """Returns the sort key of a candidate with a decline.
+
+    `max` returns the first maximum, so ties go to the earlier checkpoint.
+    """
     loss = candidate.worst.loss if candidate.worst else 0.0
-    return False, -loss, candidate.accuracy
+    return -loss, _accuracy(candidate)
 
 
 def to_record(best: Candidate, set_name: str | None) -> dict[str, Any]:

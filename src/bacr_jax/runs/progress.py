@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import io
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -230,13 +231,41 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._open.append(phase)
             self._refresh()
 
-    def print_line(self, message: Any) -> None:
-        """Prints a line of text, or any object that rich can render, such as a table."""
-        if self._enabled:
-            is_text = isinstance(message, str)
-            # The terminal wraps long lines of text. Tables wrap their own cells.
-            self._console.print(Text(message) if is_text else message, soft_wrap=is_text)
-            self._console.file.flush()
+    def print_line(self, message: Any, *, wrap: bool = True) -> None:
+        """Prints a line of text, or any object that rich can render, such as a table.
+
+        Args:
+          message: text or object. In a terminal, long text continues on further lines. Tables wrap
+            their own cells.
+          wrap: False to print text with its own line breaks, such as commands that users copy.
+        """
+        if not self._enabled:
+            return
+        if isinstance(message, str):
+            text = self._wrapped(message) if wrap else message
+            self._console.print(Text(text), soft_wrap=True)
+        else:
+            self._console.print(message)
+        self._console.file.flush()
+
+    def _wrapped(self, text: str) -> str:
+        """Breaks a text at spaces, so that its lines fit the terminal.
+
+        Words such as paths are not broken. Text for a log file is unchanged.
+        """
+        if not self._console.is_terminal:
+            return text
+        lines = []
+        for line in text.splitlines():
+            pieces = textwrap.wrap(
+                line,
+                self.width,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            lines.extend(pieces or [""])
+        return "\n".join(lines)
 
     def close(self) -> None:
         """Prints the last line of all open phases and restores the terminal."""

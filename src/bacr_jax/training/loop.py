@@ -568,7 +568,7 @@ class Trainer:
         question = next(iter(self.task_data.eval.values())).set.questions[0]
         method = resolve(self.config).method
         lines = next_lines(method, self.config.warmup, self.folder.path, question)
-        self.progress.print_line("\n".join(lines))
+        self.progress.print_line("\n".join(lines), wrap=False)
         return summary
 
     def _summary(

@@ -244,7 +244,7 @@ def format_lines(summary: Summary, name: str, answer_tokens: int) -> Iterator[st
         f"{mode}, budget {budget}):"
     )
     yield (
-        f"  {unclosed:.1%} of the answers were never closed, {lenient_only:.1%} are right only by "
+        f"  {unclosed:.1%} of answers were never closed, {lenient_only:.1%} are right only by "
         "the lenient rules"
     )
     if unclosed > NEVER_CLOSED:
@@ -316,8 +316,17 @@ def print_tables(
     after: Mapping[str, Summary],
     method_name: str,
 ) -> None:
-    """Prints a table with the accuracy at each budget before and after training, for every set."""
+    """Prints a table with the accuracy at each budget before and after training, for every set.
+
+    Held-out training questions get a line instead of a table if other sets were evaluated, because
+    their accuracy is not a result.
+    """
     for name, questions in evaluated_sets.items():
+        if name == HOLDOUT and len(evaluated_sets) > 1:
+            progress.print_line(
+                f"after training, {table.set_title(name)}: {table.in_one_line(after[name])}"
+            )
+            continue
         policies = {"before": before[name], method_name: after[name]}
         for title, summaries in table.with_and_without(table.set_title(name), policies):
             progress.print_line(
