@@ -1,13 +1,15 @@
-"""A headless Chromium that tells what a page did, and pages to show it."""
+"""Opens pages in a headless Chromium and reports their messages, requests and layout."""
 
 import json
 import shutil
 
 import pytest
 
+# Width and height of the window, in pixels.
 SIZES = {"wide": (1280, 900), "narrow": (420, 900)}
 
-# Contrast of every text with what lies behind it (WCAG 2.2), the lowest first.
+# JavaScript that returns the three texts with the lowest contrast to their background, lowest
+# first. Each is a pair of the contrast ratio of WCAG 2.2 and the start of the element's HTML.
 _CONTRAST = """
 const channel = (v) => (v /= 255, v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
 const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
@@ -34,7 +36,7 @@ return found.sort((x, y) => x[0] - y[0]).slice(0, 3);
 
 
 class Browser:
-    """Chromium without a window."""
+    """Controls a Chromium without a window."""
 
     def __init__(self):
         from selenium import webdriver
@@ -48,11 +50,16 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=service)
 
     def open(self, path, *, size="wide", dark=False):
-        """Opens a file; what was logged before is forgotten."""
+        """Opens a file (see `open_address`)."""
         self.open_address(path.absolute().as_uri(), size=size, dark=dark)
 
     def open_address(self, address, *, size="wide", dark=False):
-        """Opens a page that a server has, or a file."""
+        """Opens a URL, and discards the messages and requests that were logged before.
+
+        Args:
+          size: size of the window, a key of `SIZES`.
+          dark: True if the page should use its dark color scheme.
+        """
         width, height = SIZES[size]
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -63,28 +70,33 @@ class Browser:
         self.driver.get(address)
 
     def run(self, script):
+        """Runs JavaScript in the page and returns its result."""
         return self.driver.execute_script(script)
 
     def find(self, css):
+        """Returns the elements that match a CSS selector."""
         return self.driver.find_elements("css selector", css)
 
     def complaints(self):
-        """Messages on the console."""
+        """Returns the console messages since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self):
-        """Addresses that were asked for, files and parts of the page aside."""
+        """Returns the URLs that were requested since the last call.
+
+        URLs of files, and URLs that need no network (`data:`, `about:`, `chrome:`), are left out.
+        """
         events = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
         sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
         own = ("file:", "data:", "about:", "chrome:")
         return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith(own)]
 
     def overflow(self):
-        """Pixels by which the page is wider than the window."""
+        """Returns the number of pixels by which the page is wider than the window."""
         return self.run("return document.documentElement.scrollWidth - innerWidth")
 
     def lowest_contrast(self):
-        """(ratio, element) of the text that is hardest to read."""
+        """Returns (contrast ratio, start of the element's HTML) of the least readable text."""
         return self.run(_CONTRAST)[0]
 
     def click(self, element):
@@ -93,6 +105,7 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser():
+    """Starts a browser for the tests of a module, or skips them if a program is missing."""
     pytest.importorskip("selenium", reason='needs the extra browser: pip install -e ".[browser]"')
     if not shutil.which("chromedriver"):
         pytest.skip("needs Chromium and chromedriver: apt-get install chromium chromium-driver")

@@ -1,4 +1,8 @@
-"""Made-up cells of a study, drawn from a simple model of methods, budgets and problems."""
+"""Creates artificial studies and cells, for tests of tables and figures.
+
+A cell contains the results of one run of a study (`bacr_study.cells`). The results are drawn from a
+simple model of methods, budgets and problems, so nothing is trained.
+"""
 
 import numpy as np
 
@@ -16,6 +20,7 @@ ARMS = (
     Arm("bacr_paper", "BACR paper", marked=True),
     Arm("bacr_robust", "BACR robust"),
 )
+# Ids of the arms that evaluate the policy before training.
 UNTRAINED = ("cot", "sc")
 BUDGETS = (8, 16, 32, 64, 96)
 PAPER_ROWS = ("", "BUP", "BUP+CAS", "BUP+TDR", "BUP+BCAE", "BUP+CAS+TDR", "BUP+CAS+BCAE")
@@ -23,12 +28,16 @@ _LEVELS = 5
 
 
 def made_task(id_, label, hard="hard"):
-    """A task with the sets of `make_cell`."""
+    """Returns a task with the evaluation sets that `make_cell` fills, `test` and `hard`."""
     return Task(id_, label, (), budgets=BUDGETS, main="test", hard=hard)
 
 
 def main_study(**changes):
-    """Nine arms on two tasks, with every view of one study."""
+    """Returns a study of nine arms on two tasks, with six views (tables and figures).
+
+    Args:
+      changes: fields of `Study` with other values.
+    """
     settings = {
         "name": "main",
         "title": "Accuracy by budget, nine methods",
@@ -46,7 +55,7 @@ def main_study(**changes):
 
 
 def ablation_study():
-    """All combinations of four parts."""
+    """Returns a study of all 16 combinations of the four parts of BACR."""
     arms = []
     for number in range(16):
         parts = tuple(part for i, part in enumerate(PARTS) if number >> i & 1)
@@ -65,7 +74,11 @@ def ablation_study():
 
 
 def sweep_study(**changes):
-    """One arm over the values of a key."""
+    """Returns a study that varies the curriculum's adaptation rate in one arm.
+
+    Args:
+      changes: fields of `Study` with other values.
+    """
     sweep = Sweep("curriculum.alpha", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "adaptation rate α", 0.6)
     settings = {
         "name": "sensitivity",
@@ -79,7 +92,7 @@ def sweep_study(**changes):
 
 
 def scale_study():
-    """Three arms at three model sizes."""
+    """Returns a study of three arms at three model sizes."""
     return sweep_study(
         name="scale",
         title="Three model sizes",
@@ -91,6 +104,7 @@ def scale_study():
 
 
 def _ability(study, variant, seed):
+    """Returns the contribution of a variant to the logit of a correct answer."""
     place = [arm.id for arm in study.arms].index(variant.arm)
     parts = len(study.arm(variant.arm).parts)
     value = variant.value if isinstance(variant.value, float) else 0.6
@@ -101,10 +115,18 @@ def _ability(study, variant, seed):
 
 
 def make_cell(study, task, variant, seed, problems=60, samples=4, steps=40):
-    """One cell; equal arguments give equal cells."""
+    """Returns a cell with random results. Equal arguments give equal cells.
+
+    Args:
+      task: id of the task.
+      problems: number of problems of each evaluation set.
+      samples: number of answers to each problem.
+      steps: number of training steps.
+    """
     number = [v.key for v in study.variants()].index(variant.key)
     rng = np.random.default_rng([seed, number, len(task)])
-    # Problems are the same in all cells of a task; seeds of one number share a warm-up.
+    # All cells of a task have the same problems. All cells of a seed have the same offset, like
+    # runs that start from the same warm-up.
     hard = np.random.default_rng(len(task)).normal(0.0, 1.0, problems)
     shared = np.random.default_rng([seed, 77]).normal(0.0, 0.1)
     levels = np.clip(np.round(hard * 1.2 + 3), 1, _LEVELS).astype(int)
@@ -156,6 +178,11 @@ def make_cell(study, task, variant, seed, problems=60, samples=4, steps=40):
 
 
 def _curve(rng, number, steps):
+    """Returns the records of a training curve that rises to a plateau.
+
+    Args:
+      number: index of the variant, which determines speed and height of the curve.
+    """
     end, speed = 0.3 + 0.03 * number, 8.0 + 12.0 / (number + 1)
     records = []
     for step in range(steps + 1):
@@ -174,6 +201,7 @@ def _curve(rng, number, steps):
 
 
 def _schedule(rng, steps):
+    """Returns the records of a curriculum with four difficulty groups."""
     group = lambda g, t: {
         "pass_rate": float(min(0.9 - 0.2 * g + 0.3 * t / steps, 1.0)),
         "mu": float(48 + 8 * g - 20 * t / steps * (1.5 - 0.3 * g)),
@@ -187,7 +215,13 @@ def _schedule(rng, steps):
 
 
 def write_cells(folder, study, *, seeds=None, skip=(), **kwargs):
-    """Writes the cells of a study; returns their ids."""
+    """Writes the cells of a study and returns their ids.
+
+    Args:
+      seeds: seeds of the cells to write. None for all seeds of the study.
+      skip: ids of cells that are not written.
+      kwargs: further arguments of `make_cell`.
+    """
     written = []
     for task in study.tasks:
         for variant in study.variants():

@@ -1,6 +1,9 @@
-"""How command lines begin in the tables of inputs; {} is the folder of the files they name."""
+"""Defines beginnings of command lines for tables of inputs, and contents of the files they name.
 
-# A config that would train within seconds, so that a row which isn't refused shows at once.
+`{}` in a command line stands for the folder of these files.
+"""
+
+# A config that trains within seconds, so that a test fails quickly if an invalid input is accepted.
 SMALL = """\
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1}
 budget: {min: 4, max: 8}

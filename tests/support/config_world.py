@@ -1,4 +1,4 @@
-"""Configs made by hand or at random."""
+"""Creates configs by hand or at random."""
 
 import dataclasses
 import typing
@@ -10,18 +10,24 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.values import FrozenMap
 
+# All config keys except sections, by dotted name.
 KEYS = {name: key for name, key in config_io.schema().items() if not key.is_section}
 
 
 def write(folder, text, name="run.yaml"):
-    """A file of a test."""
+    """Writes text or bytes to a file and returns the path of the file."""
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
 def changed(**sections):
-    """The default config with some sections changed."""
+    """Returns the default config with some values changed.
+
+    Args:
+      sections: for each section, a dict of the keys to change. For a key outside of sections, such
+        as `seed`, its value.
+    """
     config = Config()
     for name, keys in sections.items():
         old = getattr(config, name)
@@ -31,14 +37,14 @@ def changed(**sections):
 
 
 def with_value(config, name, value):
-    """The config with one value replaced, by its dotted key."""
+    """Returns the config with another value of the key `name`, such as `train.steps`."""
     first, _, rest = name.partition(".")
     new = with_value(getattr(config, first), rest, value) if rest else value
     return dataclasses.replace(config, **{first: new})
 
 
 def values_of(hint):
-    """Values of an annotation, extreme ones included."""
+    """Returns a Hypothesis strategy for values of a type annotation, including extreme values."""
     if typing.get_origin(hint) is typing.Literal:
         return st.sampled_from(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
@@ -58,7 +64,11 @@ def values_of(hint):
 
 
 def values_by_key(keep=lambda value: True):
-    """A few keys, each with a value of its type."""
+    """Returns a Hypothesis strategy for dicts of up to six config keys with values of their types.
+
+    Args:
+      keep: predicate that is False for values that should not be generated.
+    """
     pairs = {
         name: st.tuples(st.just(name), values_of(key.hint).filter(keep))
         for name, key in KEYS.items()

@@ -1,4 +1,4 @@
-"""Programs that need several devices, each in a process of its own."""
+"""Runs programs that need several devices, each in a separate process."""
 
 import math
 import os
@@ -13,20 +13,29 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(devices):
-    """Of a process with that many CPU devices, which compiles as these tests do."""
+    """Returns the environment of a process with the given number of CPU devices.
+
+    The process compiles with the same settings of XLA as the tests.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     return {
         **os.environ,
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(str(ROOT / p) for p in ("src", "tests/support", "tests")),
-        # Devices that wait for each other each need a thread, however few cores there are.
+        # Devices that wait for each other need one thread each, even if there are fewer cores.
         "NPROC": "32",
     }
 
 
 def run_on_devices(program, *arguments, devices=8):
-    """Runs a program text in a process with that many CPU devices; its standard output."""
+    """Runs Python code in a process with several CPU devices and returns its standard output.
+
+    Args:
+      program: source code.
+      arguments: command line arguments of the program.
+      devices: number of CPU devices.
+    """
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         env=environment(devices),
@@ -38,14 +47,16 @@ def run_on_devices(program, *arguments, devices=8):
 
 
 def sums_between_copies(text, devices):
-    """Elements that copies exchange in a compiled program: in its loops, and outside of them.
+    """Returns the sizes of the arrays that two data-parallel copies of a model sum up.
 
     Args:
-      text: HLO.
-      devices: of which the first half is one copy, the second the other.
+      text: HLO of a compiled program.
+      devices: number of devices. The first half is one copy of the model, the second half the
+        other copy.
 
     Returns:
-      Two lists with a number for each all-reduce or reduce-scatter.
+      Two lists with the number of elements of each all-reduce or reduce-scatter between the copies:
+      one list for the bodies of loops, and one for the rest of the program.
     """
     inside, outside, loops = [], [], set(re.findall(r"body=(%[\w.-]+)", text))
     groups = r"(mesh\[.*?\{.*?\}|\{\{.*?\}\}|\S+)"
@@ -61,7 +72,12 @@ def sums_between_copies(text, devices):
 
 
 def _crosses(groups, devices):
-    """Whether a group of replica_groups, in any of its three forms, has devices of both halves."""
+    """True if any group of devices contains devices of both halves.
+
+    Args:
+      groups: value of `replica_groups` in HLO. It is a list of groups, a range of devices with a
+        shape (iota), or a mesh with the names of axes.
+    """
     numbers = lambda text: [int(n) for n in text.split(",")]
     listed = [numbers(group) for group in re.findall(r"\{([\d,]+)\}", groups)]
     order = np.arange(devices)

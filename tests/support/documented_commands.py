@@ -1,4 +1,7 @@
-"""The commands of README.md, BUILD.md, CONTRIBUTING.md and docs/*.md, as a reader copies them."""
+"""Extracts the commands of README.md, BUILD.md, CONTRIBUTING.md and docs/*.md.
+
+The tables in this module specify which commands the slow tests run, and why others are not run.
+"""
 
 import re
 import shlex
@@ -8,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "BUILD.md", "CONTRIBUTING.md")
 SHELLS = ("bash", "sh", "shell", "console")
-# How a command begins, outside a block that says it holds commands.
+# Start of a command in inline code or in an indented block.
 STARTS = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|bacr|pip|pytest|ruff|mypy|pre-commit|sphinx-build|sbatch|srun"
     r"|wandb|kubectl|docker|cp|mkdir|for|\.ci/run|launch/\S+|recipes/\S+)(?: |$)"
@@ -17,19 +20,22 @@ STARTS = re.compile(
 
 @dataclass(frozen=True)
 class Command:
-    """A command and the page that it stands on."""
+    """A command, and the page that contains it."""
 
     text: str
     page: str
 
 
 def pages():
-    """Every page with commands."""
+    """Returns the paths of the pages that are searched for commands."""
     return [*PAGES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
 def commands():
-    """All of them, page by page; each once a page."""
+    """Returns the commands of all pages, in the order of the pages.
+
+    A command that a page repeats is only listed once for this page.
+    """
     return [
         Command(text, page)
         for page in pages()
@@ -38,7 +44,11 @@ def commands():
 
 
 def commands_of(text):
-    """Commands of a page: lines of shell blocks, of indented blocks, and what stands in code."""
+    """Returns the commands in the text of a page.
+
+    All lines of shell blocks are commands. Lines of indented blocks and inline code are commands if
+    they match `STARTS`, except for inline code that only names a program (`is_name`).
+    """
     fence = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
     found = []
     for kind, block in fence.findall(text):
@@ -54,7 +64,11 @@ def commands_of(text):
 
 
 def split(block):
-    """Lines of a shell block as commands: continued lines joined, comments and && taken apart."""
+    """Splits a shell block into commands.
+
+    Continued lines are joined, comments are removed, and commands joined by `&&` are separated. A
+    `for` loop is one command.
+    """
     found = []
     for line in re.sub(r"\\\n\s*", "", block).splitlines():
         line = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -63,7 +77,10 @@ def split(block):
 
 
 def is_name(text):
-    """Whether a command is only spoken of: a program without arguments, or with dots for them."""
+    """True if a text only names a command: it has no arguments, or `...` in their place.
+
+    The exception is `.ci/run`, which is run without arguments.
+    """
     return (
         re.fullmatch(r"(python -m |bacr )?[\w./-]+( \.\.\.)?", text) is not None
         and text != ".ci/run"
@@ -71,13 +88,16 @@ def is_name(text):
 
 
 def words_of(text):
-    """A command as words, with what a reader has to fill in filled in, for the parsers."""
+    """Splits a command into words that its parser accepts.
+
+    Optional words lose their brackets, `$i` becomes 1, and `lenient|...` becomes its first choice.
+    """
     text = re.sub(r"\[(-[^]]*)\]", r"\1", text)
     text = text.replace("$i", "1")
     return [re.sub(r"^(lenient)\|.*", r"\1", word) for word in shlex.split(text)]
 
 
-# What makes a training take seconds.
+# Overrides that shorten a training run to seconds.
 FEW = (
     "train.steps=2 warmup.steps=4 warmup.target_accuracy=0 warmup.short_accuracy=0 "
     "warmup.hold_accuracy=0 eval.every=null "
@@ -89,24 +109,25 @@ MATH500 = "bacr data --inspect math500:math500/test.jsonl"
 
 
 def few(text):
-    """A training that takes seconds."""
-    # One of them draws its report: the first, from which pages go on.
+    """Returns a training command with overrides that shorten it to seconds."""
+    # Only the run without output.dir draws its report. Later commands of the pages use this run.
     more = " output.report=false" if "output.dir" in text else ""
     return f"{text} {FEW} {SMALL}{more}"
 
 
 def as_is(text):
-    """The command as it stands on its page."""
+    """Returns the command unchanged."""
     return text
 
 
 def and_also(words):
-    """The command with more words."""
+    """Returns a function that appends words to a command."""
     return lambda text: f"{text} {words}"
 
 
-# What the slow tests run, in this order and in one folder each: beginnings of commands, and what is
-# run in their place. The longest beginning counts.
+# Three tables of the commands that slow tests run. A key is the beginning of a command. Its value
+# is a function that converts the command to the one that is run. If several keys match a command,
+# the longest counts. The commands of a table run in its order, in one folder.
 OF_RUNS = {
     "bacr train --config configs/quickstart.yaml": few,
     "bacr train --config quickstart": few,
@@ -150,7 +171,8 @@ OTHERS = {
     "python docs/make_performance.py": and_also("--check"),
 }
 RUN = OF_RUNS | TWICE | OTHERS
-# Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.
+# Beginnings of commands that no test runs, and the reason. Commands of this library are still
+# parsed.
 NOT_RUN = {
     "pip install": "network",
     "pre-commit install": "network",
@@ -208,19 +230,19 @@ NOT_RUN = {
 
 
 def beginning_of(text, table):
-    """The longest key that a command begins with; None: there is none."""
+    """Returns the longest key of a table with which the command begins, or None."""
     found = [start for start in table if text.startswith(start)]
     return max(found, key=len, default=None)
 
 
 def stands_alone(text):
-    """Whether it is the training of a run that no other command asks for."""
+    """True if the command trains a run that no other command of the pages needs."""
     a_run = text.startswith(next(iter(OF_RUNS))) and "output.dir=" in text
     return a_run and "output.dir=runs/lora" not in text
 
 
 def class_of(text):
-    """`run`, or the reason why not; None: neither is said."""
+    """Returns "run", the reason why the command is not run, or None if no table contains it."""
     run, reason = beginning_of(text, RUN), beginning_of(text, NOT_RUN)
     if run is not None and len(run) > len(reason or ""):
         return "run"

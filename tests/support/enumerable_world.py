@@ -1,6 +1,7 @@
-"""A question whose every trace can be listed: thinking of at most two tokens, answers of one.
+"""Defines a question whose possible traces can all be listed, so that expectations are exact.
 
-Each thinking token is `A` or the closing tag `B`, each answer `A` or `B`.
+The thinking has at most two tokens, and an answer has one token. A thinking token is `A` or the
+closing tag `B`. An answer is `A` or `B`.
 """
 
 import dataclasses
@@ -17,17 +18,24 @@ from rollout_world import ANSWER, CLOSE, plain_world
 
 WORLD = plain_world()
 PROMPT, BUDGET, SUFFIX = [8, 11], 2, 2
-# Nothing else can be drawn, so that the list of traces is complete; B is the closing tag.
+# Only these two tokens can be sampled, so the list of traces is complete. B is the closing tag.
 A, B = 6, CLOSE
 ALLOWED = jnp.zeros(WORLD.shape.vocab_size, bool).at[jnp.array([A, B])].set(True)
-THOUGHTS = {(B,): 0, (A, B): 1, (A, A): 2}  # and their lengths without the tag
-# What an answer is worth after so many tokens of thinking.
+THOUGHTS = {(B,): 0, (A, B): 1, (A, A): 2}  # Length of each thinking, without the closing tag.
+# Outcome of each answer, by the number of thinking tokens before the answer.
 OUTCOMES = {0: {A: 0.0, B: 0.5}, 1: {A: 1.0, B: 0.0}, 2: {A: 0.25, B: 1.0}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A thought, and answers to it: `answers[j]` at `cuts[j]`, by the cut `source[j]`."""
+    """A possible trace: its thinking, and an answer at each truncation point (cut).
+
+    Attributes:
+      thought: thinking tokens, including the closing tag.
+      answers: answer token at each cut.
+      cuts: number of thinking tokens before each cut.
+      source: for each cut, the index of the cut whose answer it uses.
+    """
 
     thought: tuple[int, ...]
     answers: tuple[int, ...]
@@ -36,17 +44,21 @@ class Trace:
 
     @property
     def length(self):
+        """Returns the number of thinking tokens, without the closing tag."""
         return THOUGHTS[self.thought]
 
     def branch(self, j):
-        """The text before answer j: of a whole thought, or of one that was cut and closed."""
+        """Returns the tokens between the prompt and answer j: thinking tokens and forced tokens.
+
+        The forced tokens include the closing tag, unless the thinking before the cut ends with it.
+        """
         kept = min(self.cuts[j], self.length)
         if kept == self.length and self.thought[-1] == B:
             return [*self.thought], [ANSWER]
         return [*self.thought[:kept]], [CLOSE, ANSWER]
 
     def parts(self):
-        """(what stands before, what was drawn) of the thought and of each answer."""
+        """Yields (tokens before, sampled tokens) for the thinking and for each sampled answer."""
         yield PROMPT, self.thought
         for j, answer in enumerate(self.answers):
             if self.source[j] == j:
@@ -55,12 +67,19 @@ class Trace:
 
     @property
     def outcomes(self):
+        """Returns the outcome at each cut."""
         kept = [min(cut, self.length) for cut in self.cuts]
         return [OUTCOMES[k][answer] for k, answer in zip(kept, self.answers)]
 
 
 def list_traces(cuts, shared=True):
-    """All traces; with `shared` one answer serves all cuts at one place."""
+    """Returns all traces with the given cuts.
+
+    Args:
+      cuts: number of thinking tokens before each cut.
+      shared: True if cuts at the same position share an answer. False if each cut has an
+        independent answer.
+    """
     found = []
     for thought, length in THOUGHTS.items():
         reached = [min(cut, length) for cut in cuts]
@@ -72,11 +91,22 @@ def list_traces(cuts, shared=True):
     return found
 
 
-# --- log-probabilities of texts -------------------------------------------------------------------
+# --- log-probabilities of traces ------------------------------------------------------------------
 
 
 def draws(params, traces, told):
-    """Log-probability and entropy of every drawn token [traces, tokens], and which there are."""
+    """Computes the log-probability and the entropy of every sampled token.
+
+    Args:
+      params: parameters of the policy.
+      traces: list of `Trace`.
+      told: `ConditioningConfig` of a policy that receives the budget as an embedding. None for a
+        policy without budget.
+
+    Returns:
+      Three arrays [traces, tokens]: log-probabilities and entropies in nats, and a mask that is
+      False for padding.
+    """
     parts = [(i, before, drawn) for i, t in enumerate(traces) for before, drawn in t.parts()]
     width = max(len(before) + len(drawn) for _, before, drawn in parts)
     tokens = np.zeros((len(parts), width), np.int32)
@@ -104,7 +134,10 @@ def draws(params, traces, told):
 
 
 def rollouts(traces):
-    """Trunks and branches of the traces."""
+    """Returns the prompts, trunks and branches of the traces, as a rollout contains them.
+
+    All their log-probabilities are 0.
+    """
     n, cuts = len(traces), len(traces[0].cuts)
     trunk = np.zeros((n, len(PROMPT) + BUDGET), np.int32)
     tokens = np.zeros((n, cuts, SUFFIX + 1), np.int32)
@@ -141,7 +174,12 @@ def rollouts(traces):
 
 
 def group_batch(traces, answers, extra):
-    """What a method sees of pairs of traces."""
+    """Returns the `GroupBatch` of traces, of which each consecutive pair forms a group.
+
+    Args:
+      answers: number of answers at each cut. The `cuts` of a trace repeat each cut as often.
+      extra: for each entry of `GroupBatch.extra`, a number that all traces share.
+    """
     pairs = len(traces) // 2
     of = lambda get, dtype=np.float32: np.array([get(t) for t in traces], dtype)
     outcomes = of(lambda t: t.outcomes).reshape(pairs, 2, -1, answers)

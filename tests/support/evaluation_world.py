@@ -1,4 +1,4 @@
-"""Graded samples that tests of evaluations and reports share."""
+"""Creates graded samples for tests of evaluations and reports."""
 
 import numpy as np
 
@@ -9,6 +9,16 @@ GOLD = "4"
 
 
 def sample(problem, number, answer, budget=8, mode=SAMPLED, strict=None, thinking=5, **fields):
+    """Returns a graded sample, which is correct if its answer is `GOLD`.
+
+    Args:
+      problem: index of the problem.
+      number: index of the sample among the samples of the problem.
+      answer: extracted answer.
+      strict: strict verdict. None if it equals the lenient verdict.
+      thinking: number of thinking tokens.
+      fields: further fields of `Sample`.
+    """
     correct = answer == GOLD
     return Sample(
         **{
@@ -39,7 +49,11 @@ def sample(problem, number, answer, budget=8, mode=SAMPLED, strict=None, thinkin
 
 
 def drawn(rows, budget=8, mode=SAMPLED, **fields):
-    """Samples of a setting from rows of answers."""
+    """Returns the graded samples of one evaluation setting.
+
+    Args:
+      rows: for each problem, a list of the answers to it.
+    """
     made = [
         sample(i, j, answer, budget=budget, mode=mode, **fields)
         for i, row in enumerate(rows)
@@ -49,7 +63,7 @@ def drawn(rows, budget=8, mode=SAMPLED, **fields):
 
 
 def near_results(budgets=(8, 16)):
-    """Greedy answers to four problems, the third wrong, by setting."""
+    """Returns greedy answers to four problems, by evaluation setting. The third answer is wrong."""
     rows = [[GOLD], [GOLD], ["1"], [GOLD]]
     thinking = lambda problem: problem + 1
     made = {}
@@ -66,7 +80,12 @@ def near_results(budgets=(8, 16)):
 
 
 def near_problems(duplicates, compared_with="train"):
-    """Their questions, some of them near-duplicates of training questions."""
+    """Returns the question set that `near_results` answers.
+
+    Args:
+      duplicates: for each of the four questions, True if it is a near-duplicate of a question of
+        the set `compared_with`.
+    """
     blank = np.zeros(4, np.int32)
     return QuestionSet(
         "ours", list("abcd"), [GOLD] * 4, blank, blank, [f"p{i}" for i in range(4)],

@@ -1,4 +1,4 @@
-"""Run folders as `export` reads them, made without training."""
+"""Creates run folders that `export` can read, without training."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +23,7 @@ MODEL = {
 
 
 def checkpoint(run, params, step, **meta):
+    """Writes a checkpoint with the given parameters and metadata into a run folder."""
     tx = optax.adam(1e-3)
     state = RunState(
         train=init_state(params, None, tx, tx),
@@ -36,6 +37,7 @@ def checkpoint(run, params, step, **meta):
 
 
 def make_run(run, params, settings):
+    """Creates a run folder with a config and a checkpoint at step 3, and returns the folder."""
     run.mkdir()
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     config_io.load([run / "config.yaml"])

@@ -1,4 +1,8 @@
-"""Checks of the doctor that go wrong, and faults to put under those of its page."""
+"""Checks with known outcomes, and faults of a machine, for tests of `bacr doctor`.
+
+Functions that take a subject are checks. Functions without an argument patch this process so that
+one of the doctor's checks must report a problem.
+"""
 
 import dataclasses
 import functools
@@ -11,10 +15,12 @@ from bacr_doctor.records import Record
 
 
 def well(subject):
+    """Returns a passing record with the id of its process."""
     return Record("ok", str(os.getpid()))
 
 
 def breaks(subject):
+    """Returns a failing record with the id of its process."""
     return Record("broken", str(os.getpid()))
 
 
@@ -32,22 +38,25 @@ def has_a_gpu(subject):
 
 
 def needs_xla(subject):
+    """Aborts the process unless the config selects the attention kernel xla."""
     if subject.config.rollout.attention != "xla":
         os.abort()
     return Record("ok", "")
 
 
 def wrong_kernel():
+    """Makes cached attention ignore two keys."""
     from bacr_jax.model import attention
 
     right = attention.cached_attention
-    # Two keys are forgotten.
+    # Mask out keys 3 and 4.
     attention.cached_attention = lambda q, k, v, mask, **how: right(
         q, k, v, mask.at[..., 3:5].set(False), **how
     )
 
 
 def nan_update():
+    """Makes the loss of an update NaN."""
     import jax
     import jax.numpy as jnp
 
@@ -63,6 +72,8 @@ def nan_update():
 
 
 def no_rename():
+    """Makes renaming files fail, as on some network file systems."""
+
     def refuse(source, target):
         raise OSError(95, "Operation not supported")
 
@@ -70,6 +81,7 @@ def no_rename():
 
 
 def dead_grader():
+    """Makes grading workers fail to start, because their script does not exist."""
     from bacr_grading import pool
 
     right = pool.Program.__init__
@@ -81,6 +93,7 @@ def dead_grader():
 
 
 def slow_device():
+    """Makes the doctor compare the measured rates with an H100's data sheet."""
     from bacr_doctor import rates
     from bacr_plan.devices import find
 
@@ -88,21 +101,23 @@ def slow_device():
 
 
 def with_faults(check, *faults):
-    """The same check on a machine with faults."""
+    """Returns a copy of a check that puts faults into its process before it runs."""
     return dataclasses.replace(check, function=functools.partial(_under, check.function, faults))
 
 
 @functools.cache
 def _put_in(fault):
+    """Calls a fault once per process."""
     fault()
 
 
 def _under(does, faults, subject, *arguments):
+    """Runs the function of a check with faults."""
     for fault in faults:
         _put_in(fault)
     return does(subject, *arguments)
 
 
 def crashing(check):
-    """The same check, which ends its process."""
+    """Returns a copy of a check that aborts its process."""
     return dataclasses.replace(check, function=dies)

@@ -1,11 +1,11 @@
-"""Disks on which nothing can be written."""
+"""Simulates a full disk."""
 
 import errno
 import os
 
 
 def full_disk(monkeypatch):
-    """From here on no file reaches the disk."""
+    """Makes `os.fsync` fail as on a full disk, until the end of the test."""
 
     def fail(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

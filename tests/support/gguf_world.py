@@ -1,4 +1,4 @@
-"""Small GGUF files, written as llama.cpp's converter writes them, and damage to them."""
+"""Writes small GGUF files in the layout of llama.cpp's converter, and damages files."""
 
 import random
 
@@ -16,6 +16,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [END, START, *ALPHABET, *(merge.replace(" ", "") for merge in MERGES), THINK, "[PAD]"]
 TYPES = [CONTROL] * 2 + [NORMAL] * (len(TOKENS) - 4) + [USER_DEFINED, UNUSED]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+# Parts of tensor names: in transformers, and in GGUF.
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -36,7 +37,12 @@ NAMES = {
 
 
 def weights(kind="llama", *, tied=True, seed=0):
-    """Weights by their names in transformers."""
+    """Returns random weights, by their names in transformers.
+
+    Args:
+      kind: architecture: llama, qwen2 or qwen3.
+      tied: True if the model has no output head apart from the embedding matrix.
+    """
     q, kv = HEADS * SIZE, KV_HEADS * SIZE
     layer = {
         "input_layernorm.weight": (WIDTH,),
@@ -63,14 +69,17 @@ def weights(kind="llama", *, tied=True, seed=0):
 
 
 def gguf_name(name):
-    """The name of a tensor in GGUF."""
+    """Converts the name of a tensor in transformers to its name in GGUF."""
     for theirs, ours in NAMES.items():
         name = name.replace(f"{theirs}.", f"{ours}.")
     return name
 
 
 def pairs_of_rows(matrix, heads):
-    """The order in which llama.cpp stores the rows of queries and keys of the Llama family."""
+    """Reorders the rows of a query or key matrix as llama.cpp stores them for the Llama family.
+
+    In each head, row i of the first half is followed by row i of the second half.
+    """
     halves = matrix.reshape(heads, 2, -1, *matrix.shape[1:])
     return halves.swapaxes(1, 2).reshape(matrix.shape)
 
@@ -86,13 +95,17 @@ def write(
     pre="smollm",
     alignment=32,
 ):
-    """A file of a whole model.
+    """Writes a GGUF file with a whole model and returns its path.
 
     Args:
-      stored: weights by their names in transformers.
-      quantised: type of the matrices.
-      kinds: types of single matrices, by their names in transformers.
-      settings: what differs, {key: (method of GGUFWriter, value)}, or None to leave it out.
+      kind: architecture, as in `weights`.
+      stored: weights, by their names in transformers. None for random weights.
+      quantised: type of the matrices, a name in `GGMLQuantizationType`.
+      kinds: types of matrices that differ from `quantised`, by their names in transformers.
+      settings: metadata to change, as {key: (type, value)}. A type such as uint32 is the name of a
+        method of GGUFWriter without `add_`. None instead of the pair removes the key.
+      pre: name of the pre-tokenizer.
+      alignment: alignment of the tensors in bytes.
     """
     writer = GGUFWriter(path, kind)
     writer.add_custom_alignment(alignment)
@@ -136,9 +149,17 @@ def write(
 
 
 def damaged(content, seed):
-    """A file with some of its bytes cut, changed, moved or made into a large number."""
+    """Returns a damaged copy of a file's content.
+
+    The end of the content is removed, some bytes are changed, removed or duplicated, or eight bytes
+    become a large number.
+
+    Args:
+      seed: determines the kind and the position of the damage.
+    """
     rng = random.Random(seed)
-    # The header is what can be misread: three of four places are in its first half.
+    # Three of four positions are limited to the start of the file, because it contains the header,
+    # the only part that can be misread.
     place = lambda: rng.randrange(rng.choice([200, 1200, 8000, len(content)]))
     content = bytearray(content)
     match seed % 5:

@@ -1,4 +1,4 @@
-"""Small Hugging Face folders and the model's own answers, shared by tests of several rooms."""
+"""Creates small Hugging Face folders, and computes logits and greedy text for comparison."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ from bacr_jax.types import Prompts
 
 WEIGHTS = "model.safetensors"
 TINY = Qwen2Config(37, 16, 24, 3, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
-# One small shape of every family, by model_type.
+# A small model shape of each family, by model_type.
 FAMILIES = {
     "qwen2": TINY,
     "qwen3": replace(TINY, head_dim=6, qkv_bias=False, qk_norm=True),
@@ -29,14 +29,19 @@ FAMILIES = {
         rms_norm_eps=1e-5,
         tie_embeddings=False,
         qkv_bias=False,
-        # Of its two frequencies the second is divided, from the first position on.
+        # Both rotary frequencies of a head change: the first is interpolated, because it turns 2.5
+        # times in 16 positions, and the second is divided by 8.
         rope_scaling=RopeScaling(8.0, 1.0, 4.0, 16),
     ),
 }
 
 
 def random_params(config=TINY, seed=0, conditioning=None):
-    """Parameters far from their initial zeros and ones, budget module included."""
+    """Returns random parameters that are far from the initial zeros and ones.
+
+    Args:
+      conditioning: settings of the budget module. None for a model without budget module.
+    """
     make = lambda: qwen2.init(jax.random.key(0), config, conditioning=conditioning)
     rng = np.random.default_rng(seed)
 
@@ -48,14 +53,14 @@ def random_params(config=TINY, seed=0, conditioning=None):
 
 
 def tokenizer_json(ids):
-    """The least that counts as a tokenizer with so many ids."""
+    """Returns the JSON text of a minimal tokenizer with the given number of token ids."""
     vocab = {f"w{i}": i for i in range(ids)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
 
 def chat_tokenizer():
-    """Bytes, and a chat template: enough to ask anything, one token a byte."""
+    """Returns a tokenizer with a chat template, and one token per byte and three special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -73,19 +78,23 @@ def chat_tokenizer():
 
 
 def make_folder(path, config=TINY, seed=0, **how):
-    """A Hugging Face folder with random weights; returns its parameters."""
+    """Writes a Hugging Face folder with random weights and returns the parameters.
+
+    Args:
+      how: further arguments of `save_policy`.
+    """
     params = random_params(config, seed)
     policy_folder.save_policy(path, params, config=config, **how)
     return params
 
 
 def same(one, two):
-    """Equal leaf by leaf, bit for bit."""
+    """Asserts that all leaves of two pytrees are exactly equal."""
     jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
 def refusal(folder):
-    """The one line that says why a folder can't be loaded."""
+    """Loads a folder that must be refused, and returns the error message, which is one line."""
     with pytest.raises(UserError) as caught:
         reading.load_policy(folder)
     assert "\n" not in str(caught.value)
@@ -93,6 +102,7 @@ def refusal(folder):
 
 
 def edit_config(folder, drop=(), **changes):
+    """Removes keys from a folder's config.json, and sets other keys."""
     raw = json.loads((folder / "config.json").read_text())
     for key in drop:
         raw.pop(key, None)
@@ -105,11 +115,22 @@ def _logits(params, tokens, *, config, **how):
 
 
 def logits(params, tokens, config, **how):
+    """Returns the logits of all positions as a NumPy array.
+
+    Args:
+      how: further arguments of `qwen2.forward`.
+    """
     return np.asarray(_logits(params, jnp.asarray(tokens), config=config, **how))
 
 
 def told_logits(params, tokens, budgets, config, conditioning, b_max, mask=None):
-    """Logits under budgets."""
+    """Returns the logits of a policy that receives the budget of each row as an embedding.
+
+    Args:
+      budgets: budget of each row, in tokens.
+      b_max: largest budget, in tokens.
+      mask: True for positions to which the embedding is added. None for all positions.
+    """
     phi = budget.embed(
         params["budget"], jnp.asarray(budgets), conditioning=conditioning, b_max=b_max
     )
@@ -118,7 +139,16 @@ def told_logits(params, tokens, budgets, config, conditioning, b_max, mask=None)
 
 
 def greedy(params, rows, config, new, phi=None, conditioning: ConditioningConfig | None = None):
-    """The most likely continuation of right-padded prompts, through prefill and cached decoding."""
+    """Returns the greedy continuation of prompts, computed by prefill and cached decoding.
+
+    Args:
+      rows: token ids of each prompt, which are padded on the right.
+      new: number of tokens to generate.
+      phi: budget embedding of each row. None without budget.
+
+    Returns:
+      Generated token ids [rows, new].
+    """
     lengths = np.array([len(row) for row in rows])
     width = int(lengths.max())
     tokens = np.stack([np.pad(row, (0, width - len(row))) for row in rows])

@@ -1,4 +1,4 @@
-"""Hostile inputs of every command, as tables of command lines and the files that differ."""
+"""Defines hostile inputs of every command, as tables of command lines and changed files."""
 
 import itertools
 import json
@@ -25,9 +25,10 @@ RUN = {"run/config.yaml": SMALL}
 RATES = "".join(f'{{"id": "jsonl-train-{i}", "avg": 0.5, "samples": 2}}\n' for i in range(8))
 CASES = '{"pred": "1", "gold": "1"}\n'
 OTHER = {"other/evaluation.json": "{}", "other/results.json": "{}", "other/samples.jsonl": ""}
+# In place of a file's content: create a named pipe, a folder, or no file.
 FIFO, FOLDER, NONE = "<a pipe>", "<a folder>", None
 
-# Whole documents that are no document of any kind we read.
+# File contents that no command accepts.
 DOCUMENTS = {
     "brackets": "[" * 100_000,
     "objects": '{"a":' * 100_000,
@@ -45,7 +46,7 @@ DOCUMENTS = {
     "pipe": FIFO,
     "folder": FOLDER,
 }
-# Files that hold JSON, and the command that reads each.
+# For each file with a structure: the command line that reads it, and other files that this needs.
 READERS = {
     CONFIG: (WORDS, {}),
     TOKENIZER: (WORDS, {}),
@@ -63,7 +64,8 @@ READERS = {
     "small.yaml": (TRAIN, {}),
     "run/config.yaml": (REPORT, RUN),
 }
-# One line of JSON Lines may be torn by a kill, and then is left out.
+# Files whose last line may be incomplete, because a run can be killed while it writes. This line is
+# ignored.
 LINES = ("run/metrics.jsonl", "run/eval.jsonl")
 ODD = [-1, 0, 1.5, "x", True, [], {"a": 1}, 10**12, 2**62, 10**400, ["qwen2"], "\ud800"]
 SHAPE_KEYS = (
@@ -71,12 +73,13 @@ SHAPE_KEYS = (
     *("num_key_value_heads", "vocab_size", "max_position_embeddings", "rope_theta"),
     *("rms_norm_eps", "model_type", "architectures", "layer_types", "rope_scaling"),
 )
-# What may well be there, or stands for nothing.
+# Pairs of key and value in config.json that are valid, or that count as a missing key.
 GOOD = {
     *((key, repr(v)) for key in ("rope_theta", "rms_norm_eps") for v in (1.5, 10**12, 2**62)),
     *((key, repr(v)) for key in ("layer_types", "architectures", "rope_scaling") for v in (0, [])),
     *(("rope_scaling", repr({"a": 1})), ("layer_types", repr(["qwen2"]))),
 }
+# Config keys with a number, and texts to set them to.
 NUMBERS = (
     *("seed", "budget.max", "train.steps", "rollout.questions", "rollout.group_size"),
     *("model.hidden_size", "model.num_layers", "data.ledger.train_size", "output.log_every"),
@@ -266,15 +269,19 @@ RECORDS = {
 
 
 def cases():
-    """(group, command line, changed files)"""
+    """Yields (group, command line, changed files) for every hostile input.
+
+    The changed files map a path to a new content (text, bytes, `FIFO`, `FOLDER` or `NONE`), or to a
+    function from the old content to the new one.
+    """
     for (file, (line, files)), (name, content) in itertools.product(
         READERS.items(), DOCUMENTS.items()
     ):
         if file in LINES and content not in (FIFO, FOLDER):
-            more = "\n{}\n"  # a torn last line is no fault
+            more = "\n{}\n"  # Append a line, because an incomplete last line is not an error.
             content = content + more.encode() if isinstance(content, bytes) else content + more
         if file in ("small.yaml", "run/config.yaml") and name in ("html", "cut"):
-            continue  # the same to YAML as others
+            continue  # As YAML, equivalent to other documents of the table.
         yield f"document: {name} in {file}", line, {**files, file: content}
     for key, value in itertools.product(SHAPE_KEYS, ODD):
         if (key, repr(value)) not in GOOD:
@@ -302,9 +309,11 @@ def cases():
 
 
 def edited(key, value):
+    """Returns a function that sets a key in the text of a JSON object."""
     return lambda old: dumped(old, {key: value})
 
 
 def dumped(old, changes):
-    # Numbers of 400 digits can be printed, and read by nobody.
+    """Sets keys in the text of a JSON object, and returns the new text."""
+    # json.dumps also writes numbers of 400 digits, which are too large for every field.
     return json.dumps(json.loads(old) | changes)

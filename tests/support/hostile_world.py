@@ -1,11 +1,15 @@
-"""Hostile inputs of every command as tables, and what becomes of each in a process of its own.
+"""Runs hostile inputs of every command, each in a separate process, and counts the outcomes.
 
     python tests/support/hostile_world.py [--part K/N]
     python tests/support/hostile_world.py --folders N
 
-prints what was not refused with exit code 2 within ten seconds, in a line for each fault, and the
-counts as JSON. The second takes N Hugging Face folders in which random files are damaged at random:
-`train --check` and reading the weights may take them or refuse them, and do nothing else.
+The first command prints a line for each input of `hostile_tables` that was not refused (exit code
+2, and only error messages on stderr, within ten seconds of CPU time). The last line contains the
+counts of all outcomes as JSON. `--part K/N` runs every N-th input, beginning with number K.
+
+The second command damages random files in N copies of a Hugging Face folder, and then runs `train
+--check` and loads the weights. A damaged folder may be accepted or refused, and any other outcome
+is printed.
 """
 
 import argparse
@@ -25,20 +29,29 @@ from pathlib import Path
 from commands_world import QUESTIONS, SMALL, TEMPLATE, WORDS
 from hostile_tables import CASES, FIFO, FOLDER, ODD, RATES, cases
 
-# Of processor time; a machine that does other work too gets longer by the clock.
+# Limits of a process in seconds: CPU time, and wall-clock time. The latter is longer, because the
+# machine may be busy.
 SECONDS, BY_THE_CLOCK = 10, 20
+# Limit of the address space, in bytes.
 MEMORY = 12 << 30
 
 
 def words_of(line, folder):
+    """Splits a command line into words, and replaces `{}` by the folder of its files."""
     import re
 
     words = [a or b for a, b in re.findall(r"'([^']*)'|(\S+)", line)]
-    # What is quoted inside a word belongs to it.
+    # A word may be quoted as a whole. Quotes inside a word are part of it.
     return [word.replace("{}", str(folder)) for word in words]
 
 
 def write_files(folder, model, changes):
+    """Writes the files of an input into a folder.
+
+    Args:
+      model: contents of the files of a model folder, by name.
+      changes: changed files, as in `hostile_tables.cases`.
+    """
     files = {f"model/{name}": content for name, content in model.items()}
     files |= {"small.yaml": SMALL, "questions.jsonl": QUESTIONS}
     files |= {"rates.jsonl": RATES, "cases.jsonl": CASES}
@@ -56,7 +69,7 @@ def write_files(folder, model, changes):
 
 
 def tiny_model(folder):
-    """Writes a random model with a tokenizer of bytes."""
+    """Writes a random model with a tokenizer that has one token per byte."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -78,9 +91,18 @@ def tiny_model(folder):
 
 
 def outcome(model, line, changes, then=None):
-    """What one command line does in a forked process: a word, the seconds, its last line.
+    """Runs one command line in a forked process.
 
-    `then(folder)` goes on in the same process where the command ended well.
+    Args:
+      model: contents of the files of a model folder, by name.
+      line: command line, in which `{}` stands for the folder of its files.
+      changes: changed files, as in `hostile_tables.cases`.
+      then: function that runs in the same process after exit code 0. It takes the folder and
+        returns a new exit code.
+
+    Returns:
+      (outcome, seconds, exit code and end of stderr). The outcome is "refused", "accepted", "hang",
+      "crash", or "odd" for any other end.
     """
     folder = Path(tempfile.mkdtemp(prefix="hostile_"))
     write_files(folder, model, changes)
@@ -93,7 +115,7 @@ def outcome(model, line, changes, then=None):
     seconds = time.monotonic() - start
     said = log.read_text(errors="replace") if log.exists() else ""
     shutil.rmtree(folder, ignore_errors=True)
-    # A config's faults are said all at once.
+    # There can be several lines, because all errors of a config are reported together.
     only_faults = all(text.startswith("error: ") for text in said.splitlines() or [""])
     if code is None or code == -signal.SIGXCPU:
         word = "hang"
@@ -109,6 +131,7 @@ def outcome(model, line, changes, then=None):
 
 
 def run_child(line, folder, log, then):
+    """Runs a command line under the limits, writes stderr to `log`, and exits this process."""
     code = 99
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -136,7 +159,11 @@ def run_child(line, folder, log, then):
 
 
 def wait_for(pid, until):
-    """The exit code; None when it had to be killed."""
+    """Waits for a process and returns its exit code, or kills it at a deadline and returns None.
+
+    Args:
+      until: the deadline, a value of `time.monotonic()`.
+    """
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -148,7 +175,7 @@ def wait_for(pid, until):
 
 
 def reads_weights(folder):
-    """The exit code of reading the folder's model, as a command would end."""
+    """Loads the weights of a model folder and returns the exit code of a command that does so."""
     from bacr_jax.errors import UserError
     from bacr_jax.model.hf import reading
 
@@ -161,7 +188,14 @@ def reads_weights(folder):
 
 
 def damaged_bytes(rng, content, others):
-    """Bytes flipped, cut, doubled, put in, taken out, or those of another file."""
+    """Returns a randomly damaged copy of a file's content.
+
+    Bits are flipped, bytes are inserted, removed or duplicated, or the file is cut, emptied or
+    replaced by another file.
+
+    Args:
+      others: contents of the files that can replace it.
+    """
     content = bytearray(content)
     kind = rng.choice(["flip", "cut", "double", "insert", "remove", "other", "empty"])
     start = rng.randrange(len(content) + 1)
@@ -181,7 +215,7 @@ def damaged_bytes(rng, content, others):
 
 
 def damaged_json(rng, content):
-    """A value somewhere in the tree that is another, gone, or under another name."""
+    """Returns a JSON text in which a random value has been replaced, removed or renamed."""
     tree = json.loads(content)
     here = tree
     while True:
@@ -203,14 +237,21 @@ def damaged_json(rng, content):
 
 
 def damaged_weights(rng, content):
-    """A safetensors file whose header says something else, with its right length."""
+    """Returns a safetensors file with a damaged header, whose stored length is correct."""
     size = int.from_bytes(content[:8], "little")
     header = damaged_json(rng, content[8 : 8 + size])
     return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
 
 def damaged_folder(rng, model):
-    """One to three files of a folder with other contents, or none."""
+    """Returns damaged contents for one to three files of a model folder.
+
+    Args:
+      model: contents of the files, by name.
+
+    Returns:
+      The new contents, by path. None means that the file is missing.
+    """
     changes = {}
     for name in rng.sample(sorted(model), rng.choice([1, 1, 2, 3])):
         content, kind = model[name], rng.random()
@@ -227,7 +268,12 @@ def damaged_folder(rng, model):
 
 
 def folders(count, show=print):
-    """Counts of what became of damaged folders; `accepted` is a word of this probe too."""
+    """Loads damaged folders and returns the counts of the outcomes.
+
+    Args:
+      count: number of folders.
+      show: called with a line for each outcome other than "refused" and "accepted".
+    """
     counts = collections.Counter()
     model = started()
     for seed in range(count):
@@ -241,7 +287,10 @@ def folders(count, show=print):
 
 
 def started():
-    """Imports what commands import, once before the forks; the files of a tiny model."""
+    """Imports the modules of the commands, and returns the files of a tiny model.
+
+    The modules are imported before the forks, because importing them in each process takes long.
+    """
     import orbax.checkpoint
     import transformers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
@@ -250,7 +299,7 @@ def started():
 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"
-        # In a process of its own: what has used JAX can't be forked.
+        # Write the model in a child process, because a process that has used JAX can't be forked.
         pid = os.fork()
         if pid == 0:
             tiny_model(folder)
@@ -263,7 +312,12 @@ def started():
 
 
 def probe(part=(0, 1), show=print):
-    """Counts of what became of the cases, or of every N-th from the K-th on."""
+    """Runs hostile inputs and returns the counts of the outcomes.
+
+    Args:
+      part: (K, N) to run every N-th input, beginning with number K.
+      show: called with a line for each input that was not refused.
+    """
     model = started()
     counts = collections.Counter()
     for group, line, changes in itertools.islice(cases(), part[0], None, part[1]):

@@ -1,4 +1,7 @@
-"""Policies and what this package says of them, token for token, for comparisons with others."""
+"""Creates and exports policies, and samples from them, for comparison with other libraries.
+
+Tests compare the tokens of this package with the tokens of transformers or llama.cpp.
+"""
 
 import json
 from dataclasses import replace
@@ -24,7 +27,10 @@ from bacr_jax.types import NO_BUDGET
 
 
 def saved_policy(run):
-    """A run's policy, its prompt format, its tokenizer and the sentence that tells a budget."""
+    """Returns a run's policy, prompt format, tokenizer, and sentence with the budget.
+
+    The sentence is empty if prompts contain no budget.
+    """
     saved = open_policy(run, None)
     style = from_run.trained_style(resolve(saved.config).method)
     return (
@@ -36,7 +42,11 @@ def saved_policy(run):
 
 
 def asked(run, questions, budgets):
-    """Prompts of rows, as this package makes them."""
+    """Returns the prompts of questions, as this package formats them.
+
+    Args:
+      budgets: budget of each question in tokens, or None for a prompt without budget.
+    """
     saved, style, tokenizer, words = saved_policy(run)
     plain, _ = encode_prompts(tokenizer, questions, style, max_tokens=500)
     if not words:
@@ -49,7 +59,15 @@ def asked(run, questions, budgets):
 
 
 def ours(run, questions, budgets):
-    """Ids of each row's response, prompt left out, and the rollout they are from."""
+    """Samples greedy responses with this package.
+
+    Args:
+      budgets: budget of each question in tokens, or None for no budget.
+
+    Returns:
+      The token ids of each response (thinking, forced tokens and answer), and the trunks of the
+      rollout.
+    """
     saved, style, tokenizer, _ = saved_policy(run)
     limits = np.array([cap(saved.config.budget) if b is None else b for b in budgets], np.int32)
     told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
@@ -79,10 +97,16 @@ LEDGER = replace(export_world.LEDGER, hidden_size=32, head_dim=8, max_positions=
 
 
 def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
-    """A run of a random policy of the ledger, and its export.
+    """Creates a run with a random policy for the ledger task, and exports the policy.
 
-    A quiet one has smaller logits and attention scores, as a trained policy has; rounding then
-    stays small in log-probabilities.
+    Args:
+      told: how the policy receives its budget, the value of `conditioning.budget_input`.
+      quiet: True for logits and attention scores that are as small as in a trained policy, so that
+        rounding changes the log-probabilities only slightly.
+      how: further keys of the config section `conditioning`.
+
+    Returns:
+      The run folder and the folder of the export.
     """
     conditioning = ConditioningConfig(budget_input=told, **how)
     given = {"conditioning": conditioning} if conditioning.embeds else {}
@@ -91,7 +115,7 @@ def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
         embed = params["embed"]
         params = {**jax.tree.map(lambda x: 0.6 * x, params), "embed": 1.5 * embed}
     else:
-        # Far from uniform and far from ties, so that rounding decides nothing.
+        # Large logits have no ties, so that rounding does not change the greedy tokens.
         params["embed"] = params["embed"] * 3
     names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim")
     widths = {name: getattr(shape, name) for name in names}
@@ -108,7 +132,7 @@ def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
 
 
 def ledger_questions():
-    """20 questions."""
+    """Returns 20 questions of the ledger task."""
     from bacr_jax.questions.ledger import make_problems
 
     return [p.question for p in make_problems(0, 20, max_operand=3, split="test")]
@@ -120,9 +144,13 @@ QWEN = Qwen2Config(
 
 
 def writes_tags(tokenizer, params, seed=0):
-    """Parameters whose greedy text is of few tokens, among them those of both closing tags.
+    """Returns parameters whose greedy text contains the closing tags of thinking and answer.
 
-    After `</` comes `think` or `answer`, and after these what ends the tag.
+    The text consists of few different tokens. `</` is followed by `think` or `answer`, which is
+    followed by the token that ends the tag.
+
+    Args:
+      params: parameters that keep their values except for the embedding matrix and output head.
     """
     rng = np.random.default_rng(seed)
     one = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -142,7 +170,18 @@ def writes_tags(tokenizer, params, seed=0):
 
 
 def folder_run(tmp_path, tokens, shape, params, conditioning, **settings):
-    """A run whose policy began as a Hugging Face folder, and its export."""
+    """Creates a run that started from a Hugging Face folder, and exports its policy.
+
+    Args:
+      tokens: tokenizer of the folder.
+      shape: sizes of the model.
+      params: parameters of the policy after training.
+      conditioning: config section `conditioning`, as a dict.
+      settings: further sections of the config.
+
+    Returns:
+      The run folder and the folder of the export.
+    """
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
     policy_folder.save_policy(tmp_path / "base", plain, config=shape, tokenizer=tokens)
     settings = {
@@ -159,7 +198,10 @@ def folder_run(tmp_path, tokens, shape, params, conditioning, **settings):
 
 
 def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
-    """A run of a 4-layer policy that writes tags with Qwen's tokens, and its export."""
+    """Creates and exports a run of a small policy that generates tags with Qwen's tokenizer.
+
+    The policy has random weights. Arguments and results are as in `folder_run`.
+    """
     how = ConditioningConfig(**conditioning)
     given = {"conditioning": how} if how.embeds else {}
     params = writes_tags(tokens, hf_world.random_params(shape, 3, **given))
@@ -167,12 +209,21 @@ def qwen_run(tmp_path, tokens, conditioning, *, shape=QWEN, **settings):
 
 
 def family_run(tmp_path, family, **widths):
-    """A run of a random policy of a family that is told by an embedding, and its export."""
+    """Creates and exports a run of a random policy that receives its budget as an embedding.
+
+    Args:
+      family: key of `hf_world.FAMILIES`.
+      widths: fields of the family's model shape with other values.
+
+    Returns:
+      The run folder and the folder of the export.
+    """
     tokens = hf_world.chat_tokenizer()
     shape = replace(hf_world.FAMILIES[family], vocab_size=len(tokens), max_positions=512, **widths)
     told = {"budget_input": "embedding"}
     params = hf_world.random_params(shape, 1, conditioning=ConditioningConfig(**told))
-    # Scores of attention and logits as small as a trained policy's: rounding stays small in them.
+    # Make attention scores and logits as small as in a trained policy, so that rounding errors
+    # stay small.
     params = {**jax.tree.map(lambda x: 0.6 * x, params), "embed": 1.5 * params["embed"]}
     levels = {"min": 8, "max": 64, "levels": {"low": 16}}
     return folder_run(
@@ -181,6 +232,6 @@ def family_run(tmp_path, family, **widths):
 
 
 def math_questions(shared_data):
-    """20 questions of MATH-500."""
+    """Returns the first 20 questions of MATH-500."""
     with (shared_data / "math500/test.jsonl").open() as file:
         return [json.loads(next(file))["problem"] for _ in range(20)]

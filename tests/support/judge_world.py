@@ -1,4 +1,4 @@
-"""A judge on this machine that does what the answer it reads tells it to."""
+"""Runs a local HTTP server as an LLM judge, whose behavior a test determines for each answer."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Replies with what stands behind SAY in the answer; misbehaves on other words."""
+    """Handles a request to the judge as `server.behaviour` determines (see `judge`)."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -33,16 +33,17 @@ class Judge(BaseHTTPRequestHandler):
             self.wfile.write(reply)
 
     def log_message(self, *_):
-        """Says nothing."""
+        """Disables the log of requests."""
 
 
 @contextlib.contextmanager
 def judge(behaviour, hang=30.0):
-    """Serves until it is left.
+    """Context manager that runs a judge and yields its server.
 
     Args:
-      behaviour: (answer, how often it was asked about) -> the reply, a status, "hang" or "garbage".
-      hang: seconds.
+      behaviour: (answer, number of requests for this answer so far) -> text of the reply, an HTTP
+        status, "hang" to send no reply, or "garbage" to send invalid JSON.
+      hang: seconds until the connection is closed if the behavior is "hang".
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
     server.daemon_threads, server.block_on_close = True, False
@@ -57,7 +58,13 @@ def judge(behaviour, hang=30.0):
 
 
 def point_at(server, monkeypatch, folder, **settings):
-    """Tells the example where the judge is, and its limits."""
+    """Sets the environment variables of examples/verify_with_judge.py.
+
+    Args:
+      server: server of a judge.
+      folder: folder in which the example counts its calls.
+      settings: further variables, without the prefix JUDGE_.
+    """
     settings = {"CALLS": 1000, "SECONDS": 5, "PAUSE": 0.01, "BUDGET": folder, **settings}
     settings["URL"] = f"http://127.0.0.1:{server.server_address[1]}/v1/chat/completions"
     for name, value in settings.items():

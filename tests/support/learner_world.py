@@ -1,4 +1,4 @@
-"""Four rollouts of the small policy, made by hand, and what learns from them: shared by tests."""
+"""Creates a batch of four traces by hand, and a train state with which it can be learned."""
 
 import dataclasses
 
@@ -23,17 +23,23 @@ VALUE_HEAD = jax.jit(value.init, static_argnames=("num_features", "hidden_size")
     num_features=value.num_features(16, conditioned=True, kind="trace_and_cut"),
     hidden_size=8,
 )
-# The difference of the parameters is then the gradient itself.
+# With learning rate 1, the old minus the new parameters are equal to the gradient.
 SGD = optax.sgd(1.0)
 
 ROWS, PROMPT, THINKING, CUTS, SUFFIX, ANSWERS = 4, 5, 8, 2, 2, 3
+# Number of prompt tokens and of sampled thinking tokens of each trace.
 PROMPTS, SAMPLED = np.array([3, 5, 2, 4]), np.array([8, 3, 6, 1])
-# Two cuts of the last row lie at its natural end: one answer serves both.
+# Number of sampled answer tokens at each cut. Both cuts of the last trace are at the end of its
+# thinking, so one answer is used for both.
 ANSWERED = np.array([[3, 2], [1, 3], [2, 2], [0, 3]])
 
 
 def make_batch_by_hand():
-    """Full of random tokens beyond every length; the sampler's scores are the policy's own."""
+    """Returns a batch of four traces with random advantages.
+
+    Padding consists of random tokens, so that a wrong mask changes the result. The sampler's
+    log-probabilities are equal to the policy's.
+    """
     rng = np.random.default_rng(0)
     ids = lambda *shape: rng.integers(6, WORLD.shape.vocab_size, shape).astype(np.int32)
     normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
@@ -67,18 +73,18 @@ def make_batch_by_hand():
 
 
 def state_of(value_head=VALUE_HEAD, policy_tx=SGD, head_tx=SGD):
-    """A fresh state whose buffers may be donated."""
+    """Returns a new train state, whose buffers may be donated because they are copies."""
     copy = lambda tree: jax.tree.map(jnp.array, tree)
     return init_state(copy(WORLD.params), copy(value_head), policy_tx, head_tx)
 
 
 def joined(thinking, answers):
-    """[B, T] and [B, M, A] as one row of tokens per rollout, in float64."""
+    """Concatenates thinking [B, T] and answers [B, M, A] to one float64 row per trace."""
     return np.concatenate(
         [np.asarray(thinking), np.asarray(answers).reshape(len(thinking), -1)], 1
     ).astype(np.float64)
 
 
 def close(one, other, atol, rtol=1e-4):
-    """All leaves nearly equal."""
+    """Asserts that all leaves of two pytrees are equal within the tolerances."""
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=rtol), one, other)

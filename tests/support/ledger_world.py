@@ -1,15 +1,19 @@
-"""What the ledger's tests know of it without its code: questions read by a pattern, work redone."""
+"""Parses questions of the ledger task and recomputes traces, independently of the task's code."""
 
 import re
 
 
 def operations(question):
-    """Start digit and (label, operand) pairs, read by a pattern."""
+    """Parses a question to its start digit and a list of (label, operand) pairs."""
     return int(question[0]), re.findall(r"([a-h])(\d)", question[1:])
 
 
 def check_trace(question, trace):
-    """Re-executes a worked trace line by line; returns lines written twice and the final value."""
+    """Recomputes a trace line by line, and asserts that it is correct.
+
+    Returns:
+      The number of lines that are written twice, and the result.
+    """
     value, wanted = operations(question)
     rest, redone = trace, 0
     for label, operand in wanted:
@@ -25,7 +29,10 @@ def check_trace(question, trace):
 
 
 def check_at_once(question, trace):
-    """Checks copied operands and the result of the short style."""
+    """Asserts that a trace in the style at_once is correct, and returns its result.
+
+    Such a trace lists the start digit and the operands, followed by the result.
+    """
     start, wanted = operations(question)
     numbers, result = trace.split("=")
     assert [int(digit) for digit in numbers] == [start, *(int(n) for _, n in wanted)]
@@ -34,6 +41,7 @@ def check_at_once(question, trace):
 
 
 def style_of(question, trace):
+    """Returns the style of a trace, and asserts that the trace is correct."""
     n = len(operations(question)[1])
     if "+" not in trace:
         check_at_once(question, trace)

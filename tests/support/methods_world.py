@@ -1,4 +1,4 @@
-"""A run small enough for a test, and batches for methods, made by hand."""
+"""Creates small runs of a method, and batches as input of a method's functions."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +34,15 @@ eval: {budgets: [12]}
 
 
 def load(folder, preset=None, *overrides):
-    """The small config, under a method's preset."""
+    """Returns the config of a small run with a method's preset.
+
+    Args:
+      folder: parent of the run folder.
+      preset: name of a file in configs/methods. None for the default method.
+      overrides: overrides such as `train.steps=2`.
+    """
     presets = [] if preset is None else [PRESETS / f"{preset}.yaml"]
-    # Eight exits need budgets of eight.
+    # The eight exits of this method need budgets of at least eight tokens.
     own = ["budget.min=8"] if preset == "s_grpo" else []
     overrides = [f"output.dir={folder / 'run'}", *own, *overrides]
     config = small_config(folder, CHANGES, *overrides, over=presets)
@@ -45,7 +51,11 @@ def load(folder, preset=None, *overrides):
 
 
 class Odd:
-    """Grades by the text alone, right for about half of all texts a random policy writes."""
+    """Grader that ignores the reference answer.
+
+    An answer is correct if the sum of its character codes is odd, which holds for about half of the
+    texts that a random policy generates.
+    """
 
     def grade(self, answers, references, *, mode, poll=None, questions=None):
         return [SimpleNamespace(correct=sum(map(ord, text)) % 2 == 1) for text in answers]
@@ -55,7 +65,12 @@ class Odd:
 
 
 def run_of(config, tokenizer_and_size, grader=None):
-    """A `Run` around a random policy, and its first state."""
+    """Returns a `Run` with a random policy, and the state at its start.
+
+    Args:
+      tokenizer_and_size: the tokenizer and the size of its vocabulary.
+      grader: grader of the task. None for the task's default grader.
+    """
     import dataclasses
 
     from bacr_jax.prompts.task_data import build_task_data
@@ -82,7 +97,13 @@ def group_batch(
     fraction=0.5,
     by_reward=None,
 ):
-    """A batch that a method could be given, at random but for what is given."""
+    """Returns a random `GroupBatch`, some of whose fields can be specified.
+
+    Args:
+      config: config of the run, which determines the method and the sizes.
+      outcomes: outcome at each cut, which all answers at the cut share. None for random outcomes.
+      questions: index of each question. None for 0, 1, 2 ...
+    """
     rng = np.random.default_rng(seed)
     q, g = config.rollout.questions, config.rollout.group_size
     method = load_method(resolve(config).method)
@@ -113,7 +134,14 @@ def group_batch(
 
 
 def credit_of(config, **given):
-    """Rewards, credit and next state of a method on a made-up batch, jitted as in the loop."""
+    """Runs a method's functions on a `group_batch`, jitted as in the training loop.
+
+    Args:
+      given: further arguments of `group_batch`.
+
+    Returns:
+      (method, batch, state, rewards, advantages, state after the batch).
+    """
     method = load_method(resolve(config).method)
     shape = (config.rollout.questions, config.rollout.group_size)
     extra = {"declared": jnp.full(shape, 8), "declaration": jnp.full(shape, 2)}

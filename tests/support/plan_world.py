@@ -1,4 +1,4 @@
-"""Workloads and meshes for the tests of `bacr_plan`."""
+"""Creates configs, workloads and meshes for tests of `bacr_plan`."""
 
 import dataclasses
 import functools
@@ -14,7 +14,11 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 def _by_rows():
-    """The paper's method at 7B with settings of memory whose numbers are easy to follow by hand."""
+    """Writes a config of the paper's method at 7B, and returns the path of the file.
+
+    With its settings for memory, such as micro-batches of 16 rows, predictions are easy to
+    calculate by hand.
+    """
     keys = (
         *("train.micro_batch_tokens=null", "train.micro_batch_rows=16"),
         *(
@@ -46,11 +50,17 @@ eval: {budgets: [16]}
 
 @functools.cache
 def sizes(overrides):
+    """Returns the workload of the 7B run on eight devices, with a tuple of overrides."""
     return sizes_of(config_io.load([SEVEN], overrides), 8)[0]
 
 
 def workload(*overrides, **changed):
-    """The paper's 7B run on eight devices with overrides, and with sizes that no config says."""
+    """Returns the workload of the paper's 7B run on eight devices.
+
+    Args:
+      overrides: overrides of the config, such as `rollout.slots=64`.
+      changed: fields of `Workload` with other values than the config determines.
+    """
     return dataclasses.replace(sizes(overrides), **changed)
 
 
@@ -59,7 +69,7 @@ def mesh(data=1, fsdp=8, tensor=1, decode_tensor=1):
 
 
 def tiny_config(*overrides):
-    """A config whose programs are lowered in a moment."""
+    """Returns a config of a tiny model, whose programs are lowered quickly."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tiny.yaml"
         file.write_text(TINY)

@@ -1,7 +1,9 @@
-"""A grading worker that is ready at once, with the pipes, limits and loop of math-verify's.
+"""Grading worker that starts at once, because it does not import math-verify.
 
-Two texts of the same characters are equal, and an integral takes for ever. A worker that has begun
-with an integral writes a file named after its process into the folder of `BUSY_WORKERS`, if set.
+It uses the pipes, the limits and the request loop of the real worker (`bacr_grading.worker`). An
+answer is correct if it consists of the same characters as the reference. Grading an answer with
+`\\int` never ends. If the environment variable `BUSY_WORKERS` contains the path of a folder, the
+worker first creates a file in this folder, whose name is its process id.
 """
 
 import os
@@ -12,6 +14,7 @@ from bacr_grading import worker
 
 
 def answer(request):
+    """Grades the answer of a request."""
     folder = os.environ.get("BUSY_WORKERS")
     if folder and "\\int" in request["answer"]:
         Path(folder, str(os.getpid())).touch()

@@ -1,10 +1,11 @@
-"""A run folder as reports read it."""
+"""Creates run folders from which reports can be written."""
 
 import json
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 
+# Text that must be escaped in HTML. It occurs in every text of a trace.
 HOSTILE = "<script>alert('x')</script>"
 
 TRACE = {
@@ -44,6 +45,7 @@ TRACE = {
 
 
 def entry(accuracy, budget):
+    """Returns the results of an evaluation for one set, decoding mode and budget."""
     return {
         "accuracy": accuracy,
         "ci95": [accuracy - 0.1, accuracy + 0.1],
@@ -77,16 +79,26 @@ def entry(accuracy, budget):
 
 
 def evaluation(step, when, accuracy):
+    """Returns a record of eval.jsonl.
+
+    Args:
+      when: "before", "during" or "after" training.
+      accuracy: accuracy at budget 8. The accuracy at budget 16 is .1 higher.
+    """
     summary = {"greedy": {"8": entry(accuracy, 8), "16": entry(accuracy + 0.1, 16)}}
     return {"step": step, "when": when, "sets": {"ledger": summary}}
 
 
 def lines(path, records):
+    """Writes records as JSON Lines."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def make_run(folder):
-    """A run folder without a finished run's summary."""
+    """Fills a run folder with three steps and returns it. The run is unfinished.
+
+    A finished run also has a summary.json.
+    """
     (folder / "config.yaml").write_text(config_io.to_yaml(Config()))
     (folder / "rollouts").mkdir()
     budgets = {"budget/p10_0": 4.0, "budget/median_0": 8.0, "budget/p90_0": 12.0}
@@ -99,7 +111,13 @@ def make_run(folder):
 
 
 def make_whole_run(folder, *, gain=0.2, method="bacr", spec="math500:data/test.jsonl"):
-    """A finished run with everything that reports show."""
+    """Creates the folder of a finished run with everything that reports show, and returns it.
+
+    Args:
+      gain: increase of the mean reward and of the accuracy during training.
+      method: name of the method.
+      spec: evaluation set, as in `data.eval`.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(config_io.to_yaml(Config(method=method)))
     (folder / "rollouts").mkdir()
@@ -121,6 +139,7 @@ def make_whole_run(folder, *, gain=0.2, method="bacr", spec="math500:data/test.j
 
 
 def _summary(accuracy):
+    """Returns the results for one evaluation set, by decoding mode and budget."""
     budgets = (64, 128, 256)
     return {
         mode: {str(b): entry(accuracy + less + i / 10, b) for i, b in enumerate(budgets)}
@@ -129,6 +148,7 @@ def _summary(accuracy):
 
 
 def _metrics(step, gain):
+    """Returns a record of metrics.jsonl."""
     groups = range(3)
     return {
         "step": step,
@@ -158,6 +178,7 @@ _QUANTILES = {"p10": 40.0, "median": 80.0, "p90": 120.0}
 
 
 def _trace(step, row, gain):
+    """Returns a trace as rollouts/ contains it, whose last answer is correct in even rows."""
     right = row % 2 == 0
     return {
         **TRACE,

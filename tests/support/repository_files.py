@@ -1,4 +1,4 @@
-"""Which files the repository has, to see that the tests leave all of them as they were."""
+"""Lists the files of the repository, so that a test session can verify that none has changed."""
 
 import fnmatch
 import os
@@ -8,9 +8,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def repository_files(root=ROOT):
-    """Returns size and time of change of each file under `root`, except what git ignores.
+    """Returns (size, modification time in ns) of each file under `root` that git does not ignore.
 
-    Ignored folders are left out because a training that runs at the same time writes to `runs/`.
+    Ignored folders are left out, because a training run may write to `runs/` at the same time.
     """
     patterns = [".git", *(root / ".gitignore").read_text().split()]
     files = {}
@@ -26,7 +26,13 @@ def repository_files(root=ROOT):
 
 
 def is_ignored(path, patterns):
-    """True if a pattern of .gitignore names the path: with a leading slash only at the top."""
+    """True if a pattern of .gitignore matches the path.
+
+    Args:
+      path: path relative to the repository.
+      patterns: patterns of .gitignore. A pattern with a leading slash only matches at the top of
+        the repository. Other patterns match the last part of a path.
+    """
     for pattern in patterns:
         compared = f"/{path.as_posix()}" if pattern.startswith("/") else path.name
         if fnmatch.fnmatchcase(compared, pattern.rstrip("/")):

@@ -1,4 +1,7 @@
-"""A small random policy over a ledger-like vocabulary, and its decoding rules, for tests."""
+"""Creates a small random policy, decoding rules and prompts, for tests of rollouts.
+
+The vocabulary has 16 tokens. Tokens 0 to 5 are special: padding, the tags and the end of the turn.
+"""
 
 import dataclasses
 import functools
@@ -24,24 +27,27 @@ from bacr_jax.rollout import (
 from bacr_jax.types import Prompts
 
 VOCAB, PAD, OPEN, CLOSE, ANSWER, ANSWER_CLOSE, EOS = 16, 0, 1, 2, 3, 4, 5
+# Tokens that may be sampled.
 LEGAL = np.array([i not in (PAD, OPEN) for i in range(VOCAB)])
 
 
 @dataclass
 class Table:
+    """The transition table of a stop string, as in `decode_rules.Automaton`."""
+
     next_state: Any
     opens: Any
 
 
 def one_token(token):
-    """The automaton of a stop string that is a single token."""
+    """Returns the table of a stop string that consists of one token."""
     next_state, opens = np.zeros((2, VOCAB), np.int32), np.zeros((2, VOCAB), bool)
     next_state[0, token], next_state[1], opens[0, token] = 1, 1, True
     return Table(next_state, opens)
 
 
 def two_tokens(firsts, seconds):
-    """An automaton that accepts one of `firsts` followed at once by one of `seconds`."""
+    """Returns the table of stop strings of two tokens: one of `firsts`, then one of `seconds`."""
     next_state, opens = np.zeros((3, VOCAB), np.int32), np.zeros((3, VOCAB), bool)
     next_state[:2, firsts] = 1
     next_state[1, seconds] = 2
@@ -51,6 +57,11 @@ def two_tokens(firsts, seconds):
 
 
 def make_rules(think_close=None, allowed_tokens=LEGAL):
+    """Returns decoding rules.
+
+    Args:
+      think_close: table of the closing tag of the thinking. None for the token `CLOSE`.
+    """
     return decode_rules(
         allowed_tokens=allowed_tokens,
         eos_ids=[EOS],
@@ -62,6 +73,7 @@ def make_rules(think_close=None, allowed_tokens=LEGAL):
 
 
 def make_prompts(lengths, width, seed=0):
+    """Returns prompts of the given lengths with random tokens, padded to `width` with zeros."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(6, VOCAB, (len(lengths), width))
     lengths = np.asarray(lengths)
@@ -70,26 +82,35 @@ def make_prompts(lengths, width, seed=0):
 
 
 def quarters(budgets):
-    """Cuts at a quarter, a half, three quarters and all of each budget."""
+    """Returns truncation points at 1/4, 1/2, 3/4 and all of each budget, rounded up."""
     return np.ceil(np.asarray(budgets)[:, None] * np.arange(1, 5) / 4).astype(int)
 
 
 def no_cuts(rows):
+    """Returns an empty array of truncation points, so that no answers are sampled."""
     return np.zeros((rows, 0), int)
 
 
-# One program, and not one of each draw.
+# Jitted, because otherwise each random initialization of a weight would be a separate program.
 init = jax.jit(qwen2.init, static_argnames=("config", "conditioning"))
 
 
 @functools.cache
 def plain_world():
-    """The one that most tests share."""
+    """Returns the policy that most tests share, with the default settings of `World`."""
     return World()
 
 
 class World:
-    """A conditioned policy with everything a rollout needs."""
+    """A random policy with a budget embedding, and everything that a rollout needs.
+
+    Attributes:
+      shape: sizes of the model.
+      conditioning: settings of the budget embedding.
+      params: parameters of the policy.
+      decode: copy of the parameters in the layout for decoding.
+      phi_of: function from budgets [B] to their embeddings.
+    """
 
     def __init__(self, conditioning=None, num_kv_heads=1):
         self.shape = Qwen2Config(
@@ -97,7 +118,8 @@ class World:
         )
         self.conditioning = conditioning or ConditioningConfig()
         params = init(jax.random.key(0), self.shape, conditioning=self.conditioning)
-        params["embed"] = params["embed"] * 30  # far from uniform, so mistakes show
+        # Increase the logits, because mistakes are hard to notice if all tokens are equally likely.
+        params["embed"] = params["embed"] * 30
         w2 = params["budget"]["w2"]
         params["budget"]["w2"] = jax.random.normal(jax.random.key(1), w2.shape)
         self.params = params
@@ -108,7 +130,14 @@ class World:
         )
 
     def spec(self, slots=4, **changes):
-        """Few programs: caches of one length, rows answered by two or four."""
+        """Returns settings of a rollout that compile few programs.
+
+        All caches have the same length, and the answers of two or four rows are sampled at once.
+
+        Args:
+          slots: number of traces that are decoded at the same time.
+          changes: fields of `RolloutSpec` with other values.
+        """
         settings = {
             "conditioning": self.conditioning,
             "max_thinking": 12,
@@ -120,11 +149,22 @@ class World:
         return RolloutSpec(self.shape, slots=slots, **{**settings, **changes})
 
     def tight(self, **changes):
-        """Two slots, short chunks, caches that grow and shrink, a refill as soon as a row ends."""
+        """Returns settings of a rollout in which slots and caches change often.
+
+        There are only two slots, chunks are short, caches have two possible lengths, and a slot is
+        refilled as soon as its trace ends.
+        """
         return self.spec(2, **{"chunk": 3, "windows": 2, "refill": 0.01, **changes})
 
     def roll(self, prompts, budgets, *, params=None, cuts=None, key=3, temperature=1.0, **changes):
-        """`generate` with this policy; without `cuts`, quarters."""
+        """Samples a rollout with this policy and returns it.
+
+        Args:
+          params: parameters for decoding. None for this policy's.
+          cuts: truncation points of each trace. None for `quarters`.
+          key: PRNG key or its seed.
+          changes: fields of `RolloutRequest`, `SamplingSetup` and `Callbacks` with other values.
+        """
         given = {
             "spec": self.spec(),
             "rules": make_rules(),

@@ -1,4 +1,4 @@
-"""What the tests of `bacr serve` share: a small folder, a policy of letters, and a fake backend."""
+"""Creates small policies and a fake backend for tests of `bacr serve`, and runs its server."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,17 @@ from bacr_serve.generation import ANSWER, FORCED, THINKING, Piece
 from bacr_serve.policy import ServedPolicy
 
 SHAPE = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
-# The folder's name, its format and the lengths that fit into its 64 positions.
+# Config overrides for commands that serve the folder: the prompt format of the ledger task, and
+# lengths that fit into the model's 64 positions.
 OVERRIDES = ["rollout.answer_tokens=3", "data.train=ledger", "data.max_prompt_tokens=24"]
 LEVELS = {"low": 4, "high": 16}
 
 
 def make_folder(path, seed=0):
-    """Writes a random policy with a budget embedding, which reads the ledger's characters."""
+    """Writes a folder with a random policy for the ledger task, and returns its path.
+
+    The policy receives its budget as an embedding.
+    """
     conditioning = ConditioningConfig()
     params = hf_world.random_params(SHAPE, seed, conditioning=conditioning)
     module = hf_config.BudgetModule(conditioning, 16)
@@ -47,7 +51,10 @@ def ids(text):
 
 
 class LetterEncoder:
-    """Makes a token of every character."""
+    """Encodes every character of a prompt as one token.
+
+    A text with a line break can't be encoded. A budget is appended to the question.
+    """
 
     def question(self, question, budget):
         return ids(question if budget is None else f"{question}~{budget}")
@@ -59,6 +66,11 @@ class LetterEncoder:
 
 
 def letter_policy(**changes):
+    """Returns a `ServedPolicy` with one token per character.
+
+    Args:
+      changes: fields of `ServedPolicy` with other values.
+    """
     fields = {
         "name": "policy",
         "levels": LEVELS,
@@ -77,13 +89,18 @@ def letter_policy(**changes):
 
 
 class FakeBackend:
-    """Thinks `hm` until its limit, or `thought` if it is shorter, and answers `42`.
+    """Backend without a model, whose answer to every question is `42`.
+
+    The thinking is `thought`, or `hm` repeated up to the limit if `thought` is None or too long.
 
     Attributes:
-      running: requests in flight now; most: the largest number so far.
+      thought: text of the thinking, or None.
+      hangs_after: number of pieces of thinking after which a request hangs forever, or None.
+      failure: exception that is raised after the thinking, or None.
+      sick: description of a problem for health checks. Empty if the backend is healthy.
+      running: number of requests in progress.
+      most: largest number of requests that were in progress at the same time.
       asked: all requests so far.
-      hangs_after: number of thinking pieces after which it never answers.
-      failure: error that it raises after its thinking.
     """
 
     def __init__(self, thought=None, hangs_after=None, failure=None, sick=""):
@@ -129,16 +146,17 @@ class FakeBackend:
 
 
 def make_service(backend=None, **settings):
+    """Returns a service with a backend, by default a `FakeBackend`, and the `letter_policy`."""
     return Service(backend or FakeBackend(), letter_policy(), **settings)
 
 
 def chat(question="1+1", **fields):
-    """A request's body."""
+    """Returns the body of a chat request with one message."""
     return {"model": "policy", "messages": [{"role": "user", "content": question}], **fields}
 
 
 def events(text):
-    """The events of a stream; the last one must be `[DONE]`."""
+    """Parses the events of a stream, without the last event, which must be `[DONE]`."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]", text
     return [json.loads(line) for line in lines[:-1]]
@@ -146,7 +164,7 @@ def events(text):
 
 @contextlib.contextmanager
 def listening(service):
-    """Serves over a socket from a thread; gives the address."""
+    """Context manager that runs a server in a thread and yields its URL."""
     import uvicorn
 
     config = uvicorn.Config(make_app(service), http="h11", lifespan="off", log_level="critical")
@@ -164,7 +182,7 @@ def listening(service):
 
 
 def until(condition, seconds=10.0):
-    """Waits until a condition is true."""
+    """Waits until a condition is true, and fails after a timeout in seconds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never became true"

@@ -1,4 +1,7 @@
-"""A server like vLLM's with the plugin, whose policy thinks five tokens and answers 5."""
+"""Runs fake vLLM servers with the plugin bacr-vllm.
+
+The policy of a server generates five thinking tokens, the closing tag, and the answer `5`.
+"""
 
 import contextlib
 import json
@@ -6,13 +9,22 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# Of the ledger's tokenizer: `</think>`, `<answer>`, `</answer>`, the digit 5 and the letter a.
+# Token ids of the ledger's tokenizer: `</think>`, `<answer>`, `</answer>`, the digit 5 and the
+# letter a.
 CLOSE, OPEN, END, FIVE, WORD = 3, 4, 5, 11, 19
 THOUGHT, BUDGETS_TO = 5, 32767
 
 
 def continuation(prompt, start):
-    """What follows: thinking, its tag, and after the tag that opens the answer `5</answer>`."""
+    """Returns the tokens that the policy generates after a prompt.
+
+    These are the rest of the thinking and the closing tag, or the rest of `5</answer>` if the
+    response already contains `<answer>`.
+
+    Args:
+      prompt: token ids of the prompt and of the response so far.
+      start: index in `prompt` at which the response starts.
+    """
     written = prompt[start:]
     if OPEN in written:
         return [FIVE, END][len(written) - written.index(OPEN) - 1 :]
@@ -21,9 +33,14 @@ def continuation(prompt, start):
 
 @contextlib.contextmanager
 def answering(answers):
-    """A server that sends these bytes, an answer a request, piece by piece; None: nothing more.
+    """Context manager that runs a server which sends prepared bytes.
 
-    Gives its address, and a list that grows by what is asked.
+    Args:
+      answers: for each connection, a list of the pieces to send. None instead of a piece keeps the
+        connection open without sending anything more.
+
+    Yields:
+      The URL of the server, and a list to which the server appends the bytes of each request.
     """
     asked, left = [], threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -33,7 +50,7 @@ def answering(answers):
                 try:
                     line, _ = listening.accept()
                 except OSError:
-                    return  # Nobody asks any more.
+                    return  # The socket was closed.
                 with line, contextlib.suppress(OSError):
                     asked.append(line.recv(1 << 16))
                     for piece in pieces:
@@ -50,13 +67,18 @@ def answering(answers):
 
 
 class Served:
-    """A server in a thread; `with` starts and stops it.
+    """Server in a thread. A `with` statement starts and stops it.
 
     Attributes:
-      asked: bodies of the requests so far, those of `connect` left out.
-      plugin: reads budgets.
-      dies_after: requests that are answered; None: all.
-      lie: what every completion says instead.
+      folder: fingerprint of the served folder, which requests must contain.
+      plugin: True if the server has the plugin, which checks the budgets of requests.
+      length: maximum number of tokens of prompt and response.
+      dies_after: number of requests after which connections are closed without a reply. None to
+        reply to all requests.
+      models: reply to a request for the list of models. None for a list with one model.
+      lie: choice that every completion contains in place of the policy's response, or None.
+      asked: bodies of the requests for completions, without the test requests of `Server.connect`.
+      url: URL of the server.
     """
 
     def __init__(
@@ -90,11 +112,16 @@ class Served:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        # A client that leaves is no error of ours.
+        # Ignore errors, because a client may close its connection early.
         self.server.handle_error = lambda *_: None
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def completion(self, body):
+        """Returns HTTP status and reply for a request. The reply is None to close the connection.
+
+        Args:
+          body: parsed body of the request.
+        """
         extra = body["vllm_xargs"]
         if self.plugin:
             if not isinstance(extra["budget"], int) and extra["budget"] != "none":
@@ -121,13 +148,17 @@ class Served:
 
 
 class Reloading(Served):
-    """One to which weights can be sent; it answers nothing while it is paused.
+    """Server that can load new weights. While it is paused, completions wait for up to 10 s.
 
     Attributes:
-      routes: what it was told, in order.
-      fails: a route that is answered by this status instead, or by nothing (None).
-      hangs: a route that is never answered.
-      holds: version that it says to hold; None: that which it was told.
+      routes: routes of all POST requests except completions, in order.
+      fails: HTTP statuses of routes that fail, by route. None closes the connection without a
+        reply.
+      hangs: route whose reply is delayed by 10 s, or None.
+      holds: version of the weights that the server reports. None for the version that was loaded
+        last.
+      version: version of the weights that was loaded last.
+      running: event that is set while the server is not paused.
     """
 
     def __init__(self, folder="", paused=False, fails=None, holds=None, hangs=None):
@@ -170,19 +201,19 @@ class Reloading(Served):
         self.server.RequestHandlerClass = Handler
 
     def says(self, path):
-        """What it answers on a route of its own; None: there is none."""
+        """Returns the reply to a GET request, or None if `Served` handles the route."""
         return {"weight_version": self.holds or self.version} if path == "/weight_info" else None
 
 
 class Streaming(Served):
-    """One that streams completions, two tokens an event.
+    """Server that streams completions with two tokens per event.
 
     Attributes:
-      left: number of streams whose client left before the end.
-      more: tokens that every thinking has too many.
+      left: number of streams whose client closed the connection before the end.
+      more: number of tokens that are added to the end of every completion.
       hangs: seconds between two events.
-      events: number of events with tokens that it sends at most.
-      ends: what a stream ends with.
+      events: maximum number of events with tokens.
+      ends: bytes at the end of a stream.
     """
 
     def __init__(self, *args, more=0, hangs=0.0, events=99, ends=b"data: [DONE]\n\n", **settings):
@@ -210,6 +241,7 @@ class Streaming(Served):
         self.server.RequestHandlerClass = Handler
 
     def stream_of(self, choice):
+        """Yields the events of a completion as bytes."""
         tokens = choice["token_ids"] + [WORD] * self.more
         for start in range(0, len(tokens), 2)[: self.events]:
             part = {"choices": [{"index": 0, "token_ids": tokens[start : start + 2]}]}

@@ -1,4 +1,9 @@
-"""Slow tests in slices of about equal time: a change runs one, and ten changes run all."""
+"""Divides the slow tests into slices of about equal duration.
+
+`.ci/run` runs one of ten slices, and the next slice at the next commit, so that ten commits run all
+slow tests. A slice consists of units. A unit is a test file, or a single test that
+slow_seconds.json contains.
+"""
 
 import functools
 import json
@@ -6,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-# Seconds of a file's slow tests, or of a test that is a unit of its own, on an idle machine.
+# Duration of each unit in seconds on an idle machine.
 SECONDS = Path(__file__).with_name("slow_seconds.json")
-# Of a file that is not in the table.
+# Assumed duration of a file that is not in the table, in seconds.
 UNKNOWN = 20.0
 TESTS = Path(__file__).parents[1]
 
 
 def slice_of(text):
-    """(3, 10) for "3/10"."""
+    """Parses the value of `--slice`: "3/10" becomes (3, 10)."""
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise pytest.UsageError(f"--slice {text}: write K/N with K below N, such as 3/10")
@@ -22,16 +27,29 @@ def slice_of(text):
 
 
 def unit_of(nodeid, seconds):
-    """What runs as a whole: a file, whose tests share programs, or a test that the table names.
+    """Returns the unit to which a test belongs.
 
-    With or without its parameters.
+    This is the test if the table contains it, with or without its parameters. Otherwise it is the
+    test's file, because the tests of a file share compiled programs.
+
+    Args:
+      nodeid: pytest's id of the test.
+      seconds: duration of each unit in the table.
     """
     file, _, _ = nodeid.partition("::")
     return next((x for x in (nodeid, nodeid.partition("[")[0]) if x in seconds), file)
 
 
 def dealt(units, count, seconds):
-    """The slice of every unit: the longest first, each where least is waiting."""
+    """Assigns units to slices, and returns the index of each unit's slice.
+
+    The units are assigned in the order of their durations, longest first, each to the slice with
+    the shortest total duration so far.
+
+    Args:
+      count: number of slices.
+      seconds: duration of each unit in the table.
+    """
     waiting, slices = [0.0] * count, {}
     for unit in sorted(set(units), key=lambda unit: (-seconds.get(unit, UNKNOWN), unit)):
         slices[unit] = waiting.index(min(waiting))
@@ -40,10 +58,18 @@ def dealt(units, count, seconds):
 
 
 def for_two(units, seconds):
-    """The order of tests, given by their units, in which two workers end at about the same time.
+    """Orders tests so that two workers finish at about the same time.
 
-    `--dist worksteal` cuts it in the middle, and takes over from the other's end: so the longest
-    units come first in each half, and what is left at an end is short.
+    `--dist worksteal` gives each worker one half of the tests. A worker that has finished takes
+    over tests from the end of the other half. Each half therefore begins with the longest units, so
+    that the tests at its end are short.
+
+    Args:
+      units: unit of each test.
+      seconds: duration of each unit in the table.
+
+    Returns:
+      The indices of the tests in the new order.
     """
     half = dealt(units, 2, seconds)
     longest_first = lambda i: (-seconds.get(units[i], UNKNOWN), units[i])
@@ -57,14 +83,22 @@ def for_two(units, seconds):
 
 
 def slow_files(tests):
-    """Files with a slow test, also those left out here for want of a package: all have a slice."""
+    """Returns the paths of all files with a slow test.
+
+    Files are found by their text, so files that are skipped because a package is missing are
+    included. The slices are therefore the same on all machines.
+    """
     files = sorted(tests.rglob("test_*.py"))
     return [str(p.relative_to(tests.parent)) for p in files if "mark.slow" in p.read_text()]
 
 
 @functools.cache
 def inside(text):
-    """The units of a slice, and the seconds of those that the table names."""
+    """Returns the units of a slice, and the duration of each unit in the table.
+
+    Args:
+      text: value of `--slice`.
+    """
     number, count = slice_of(text)
     seconds = json.loads(SECONDS.read_text())
     slices = dealt([*seconds, *slow_files(TESTS)], count, seconds)
@@ -72,7 +106,10 @@ def inside(text):
 
 
 def is_elsewhere(path, config):
-    """Whether a file has nothing of `--slice`: reading all of them takes a fifth of a minute."""
+    """True if a test file contains no test of `--slice`, so that pytest need not import the file.
+
+    Importing all test files takes 12 seconds.
+    """
     if config.option.slice is None or not path.name.startswith("test_"):
         return False
     units, _ = inside(config.option.slice)
@@ -80,7 +117,10 @@ def is_elsewhere(path, config):
 
 
 def keep_slice(config, items):
-    """Leaves the items of `--slice`, the longest first for each of two; without it, all."""
+    """Removes all tests that are not in `--slice`, and orders the others with `for_two`.
+
+    Without `--slice`, nothing changes.
+    """
     if config.option.slice is None:
         return
     units, seconds = inside(config.option.slice)

@@ -1,4 +1,4 @@
-"""The config that small runs of tests share."""
+"""Loads the config that the small training runs of tests share."""
 
 from pathlib import Path
 
@@ -8,7 +8,14 @@ SMALL = Path(__file__).with_name("small.yaml")
 
 
 def small_config(folder, changes, *overrides, over=()):
-    """Its settings with a text of YAML over them, then other files, then overrides."""
+    """Returns the config of `small.yaml` with changes.
+
+    Args:
+      folder: folder in which the file `changes.yaml` is written.
+      changes: YAML text that overrides `small.yaml`.
+      overrides: overrides such as `train.steps=2`, which are applied last.
+      over: paths of config files that override `changes`.
+    """
     path = folder / "changes.yaml"
     path.write_text(changes)
     return config_io.load([SMALL, path, *over], list(overrides))

@@ -1,4 +1,7 @@
-"""A study of two arms and two tasks on a ledger that nobody trains on."""
+"""Creates a study file of three arms, its planned runs, and cells, without training.
+
+Two arms are trained: `grpo` and `bacr`. The arm `vote` is a majority vote over samples of `grpo`.
+"""
 
 import dataclasses
 
@@ -43,20 +46,36 @@ sizes:
 
 
 def write_study(folder, text=STUDY, base=BASE):
+    """Writes a study file and the base config of its tasks, and returns the study's path."""
     (folder / "base.yaml").write_text(base)
     (folder / "two.yaml").write_text(text)
     return folder / "two.yaml"
 
 
 def planned(folder, *overrides, text=STUDY, size=None):
-    """The study, its runs and its folder."""
+    """Writes and reads a study file, and plans its runs.
+
+    Args:
+      folder: folder for the study file and for the study's results.
+      overrides: overrides of the study file.
+      text: content of the study file.
+      size: key of `sizes` in the study file. None for the first one.
+
+    Returns:
+      The study, its planned runs, and the folder of its results.
+    """
     study = read_study(write_study(folder, text), size=size, overrides=overrides)
     place = folder_of(study, folder / "studies")
     return study, plan_runs(study, place), place
 
 
 def finished(study, run, variant, **changes):
-    """Writes a cell as a run of this study would leave it."""
+    """Writes the cell that a finished run would write.
+
+    Args:
+      variant: variant of the cell, either the run's or a vote over its samples.
+      changes: fields of `Cell` with other values.
+    """
     cell = make_cell(study, run.task, variant, run.seed, problems=10, samples=2, steps=1)
     sets = {m: {b: of[b] for b in ("8", "64")} for m, of in cell.sets["test"].items()}
     changes = {"config_sha": run.digest, "sets": {"test": sets}, **changes}

@@ -1,4 +1,4 @@
-"""Folders of models that were trained to think: R1-Distill's and Qwen3's tokens and templates."""
+"""Creates folders and tokenizers like those of two reasoning models, R1-Distill-Qwen and Qwen3."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ import hf_world
 
 TEMPLATES = Path(__file__).parents[1] / "prompts" / "templates"
 R1_BEGIN, R1_END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-# Added tokens with their ids, of the released tokenizers.
+# Special tokens of the released tokenizers, with their ids.
 ADDED = {
     "r1": {
         R1_END: 151643,
@@ -34,7 +34,8 @@ NAMED = {
     "r1": {"bos_token": R1_BEGIN, "eos_token": R1_END, "pad_token": R1_END},
     "qwen3": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
 }
-# As released: R1's says Llama's class, and that a text begins with a token of its own.
+# Further keys of the released tokenizer_config.json. R1's specifies the class of Llama's tokenizer,
+# and a token at the beginning of every text.
 CLASSES = {
     "r1": {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True},
     "qwen3": {"tokenizer_class": "Qwen2Tokenizer"},
@@ -49,17 +50,27 @@ ENDS = {
 
 
 def template(kind):
+    """Returns the chat template of a model, "r1" or "qwen3"."""
     return (TEMPLATES / f"{kind}.jinja").read_text()
 
 
 def released(kind, qwen_tokenizer, out):
-    """A folder with the ids of a released tokenizer, made of Qwen2.5's, whose words it shares."""
+    """Writes a folder with a released tokenizer and the files that specify the end tokens.
+
+    The tokenizer is created from Qwen2.5's, which has the same vocabulary apart from special
+    tokens.
+
+    Args:
+      kind: "r1" or "qwen3".
+      qwen_tokenizer: folder of Qwen2.5's tokenizer.
+      out: folder to create.
+    """
     raw = json.loads((qwen_tokenizer / "tokenizer.json").read_text())
     like, added = raw["added_tokens"][0], ADDED[kind]
     taken = set(added.values())
     others = [token for token in raw["added_tokens"] if token["id"] not in taken]
     last = max(taken)
-    # Ids between: tokens that no test writes.
+    # Fill the unused ids in between with placeholders, which no test uses.
     missing = set(range(151665, last + 1)) - taken
     fill = [{**like, "id": number, "content": f"<|unused_{number}|>"} for number in missing]
     own = [{**like, "id": number, "content": text} for text, number in added.items()]
@@ -80,7 +91,11 @@ def released(kind, qwen_tokenizer, out):
 
 
 def small(kind):
-    """Bytes, the added tokens and the template."""
+    """Returns a tokenizer with one token per byte, and a model's special tokens and chat template.
+
+    Args:
+      kind: "r1" or "qwen3".
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -92,7 +107,11 @@ def small(kind):
 
 
 def thinking_folder(path, kind, shape):
-    """A model folder with random weights, as wide as its small tokenizer."""
+    """Writes a folder with random weights and the tokenizer `small(kind)`, and returns its path.
+
+    Args:
+      shape: sizes of the model, except for the vocabulary.
+    """
     tokenizer = small(kind)
     hf_world.make_folder(path, replace(shape, vocab_size=len(tokenizer)), tokenizer=tokenizer)
     return path

@@ -1,4 +1,4 @@
-"""Runs that are stopped where a test wants it, and compared with others to the last bit."""
+"""Stops a training run at a chosen poll, and asserts that two runs have equal results."""
 
 import jax
 import numpy as np
@@ -8,8 +8,8 @@ from bacr_jax.files import read_lines
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.metrics import without_timings
 
-# A run of a minute with everything that a run has: a warm-up, evaluations, checkpoints. Few
-# programs decode it; test_loop.py has slots that are refilled, too.
+# Config of a complete run that takes a minute, with warm-up, evaluations and checkpoints. It
+# compiles few programs for decoding. Tests in test_loop.py also refill decoding slots.
 WHOLE_RUN = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: none}
@@ -27,9 +27,16 @@ checkpoint: {every: 2}
 
 
 class StopAt:
-    """Asks for the end of the run at the n-th poll after some steps were logged."""
+    """Interrupts a run like a SIGTERM, at its n-th poll after a number of steps has been logged."""
 
     def __init__(self, monkeypatch, metrics, steps, at):
+        """Replaces the poll of runs in this process.
+
+        Args:
+          metrics: path of the run's metrics.jsonl.
+          steps: number of steps that must have been logged.
+          at: n, counted from 1.
+        """
         self.metrics, self.steps, self.left = metrics, steps, at
         monkeypatch.setattr(
             "bacr_jax.parallel.preemption.PreemptionHandler.poll", lambda _: self.poll()
@@ -43,7 +50,7 @@ class StopAt:
 
 
 def state_of(folder, step):
-    """Every array and number of a checkpoint."""
+    """Returns all arrays of the checkpoint at a step as nested dicts of NumPy arrays."""
     path = folder.absolute() / "checkpoints" / str(step) / "state"
     reader = ocp.PyTreeCheckpointer()
     to_numpy = lambda _: ocp.RestoreArgs(restore_type=np.ndarray)
@@ -52,7 +59,16 @@ def state_of(folder, step):
 
 
 def assert_same_run(one, other, step, *, also=("best.json",)):
-    """Parameters, optimizer, curriculum, method state, metrics, evaluations, rollouts."""
+    """Asserts that two runs have exactly equal checkpoints, metrics, evaluations and traces.
+
+    Durations in the metrics may differ.
+
+    Args:
+      one: folder of the first run.
+      other: folder of the second run.
+      step: step of the compared checkpoints.
+      also: further files that must be equal.
+    """
     assert without_timings(one / "metrics.jsonl") == without_timings(other / "metrics.jsonl")
     jax.tree.map(np.testing.assert_array_equal, state_of(one, step), state_of(other, step))
     files = lambda folder: sorted(path.name for path in (folder / "rollouts").iterdir())
