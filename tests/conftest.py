@@ -1,4 +1,4 @@
-"""Settings that must stand before JAX starts, and fixtures shared by rooms."""
+"""Sets environment variables before JAX is imported, and defines hooks and shared fixtures."""
 
 import contextlib
 import gc
@@ -11,13 +11,14 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests work in folders of their own, where a relative path would name something else.
+# Make relative paths absolute, because each test has a different working directory.
 for variable in ("BACR_SHARED_DATA", "JAX_COMPILATION_CACHE_DIR", "PYTHONPATH"):
     if os.environ.get(variable):
         paths = os.environ[variable].split(os.pathsep)
         os.environ[variable] = os.pathsep.join(os.path.abspath(path) for path in paths)
-# Compiling is most of the work of these tests, and many compile the same: one cache for the test
-# session, its workers and the commands they start. A cache from before is never read.
+# Most of the time of the tests is compilation, and many tests compile the same programs. They share
+# a new compilation cache, which the xdist workers and the commands started by tests also use. A
+# cache of an earlier session is only read if JAX_COMPILATION_CACHE_DIR names it.
 OWN_CACHE = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     OWN_CACHE = tempfile.mkdtemp(prefix="bacr_jax_compiled_")
@@ -31,14 +32,16 @@ from hypothesis import settings  # noqa: E402
 import slices  # noqa: E402
 from repository_files import changed_files, repository_files  # noqa: E402
 
-# How long an example takes depends on what else the machine does.
+# Hypothesis has no deadline, because the duration of an example depends on the machine's load.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
-# Tracing makes many small objects that live on, and nearly none that only a collection frees.
+# Collect garbage less often, because tracing creates many small objects that stay alive, and hardly
+# any that only the garbage collector can free.
 gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_addoption(parser):
+    """Adds the options of slow tests and of the soak test."""
     parser.addoption("--slice", metavar="K/N", help="run slice K of N of the slow tests")
     parser.addoption("--soak-steps", type=int, default=4000, help="steps of the soak's two runs")
     parser.addoption("--soak-every", type=float, default=120.0, help="seconds between its mishaps")
@@ -48,25 +51,32 @@ def pytest_addoption(parser):
 
 
 def pytest_ignore_collect(collection_path, config):
+    """Skips the import of test files that contain no test of `--slice`."""
     return slices.is_elsewhere(collection_path, config) or None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    """Selects and orders the tests of `--slice`."""
     slices.keep_slice(config, items)
 
 
+# Files of the repository at the start of the session, and paths that had changed at its end.
 FILES_BEFORE = pytest.StashKey()
 FILES_CHANGED = pytest.StashKey()
 
 
 def pytest_sessionstart(session):
+    """Records the files of the repository, except in xdist workers."""
     if not hasattr(session.config, "workerinput"):
         session.config.stash[FILES_BEFORE] = repository_files()
 
 
 def pytest_sessionfinish(session):
-    """Fails a session that changed the repository; workers of xdist leave that to their parent."""
+    """Fails the session if files of the repository have changed.
+
+    The workers of xdist recorded no files, so only their parent process compares them.
+    """
     before = session.config.stash.get(FILES_BEFORE, None)
     if before is None:
         return
@@ -77,6 +87,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    """Prints the files of the repository that have changed."""
     changed = config.stash.get(FILES_CHANGED, [])
     if changed:
         terminalreporter.section("the repository changed while its tests ran")
@@ -87,30 +98,32 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session", autouse=True)
 def session_folder(tmp_path_factory):
-    """The working directory of fixtures that several tests share."""
+    """Sets an empty working directory for fixtures that several tests share."""
     with contextlib.chdir(tmp_path_factory.mktemp("session")):
         yield
 
 
 @pytest.fixture(autouse=True)
 def working_directory(tmp_path, monkeypatch):
-    """Every test, and every process that it starts, works in the test's own empty folder.
+    """Sets the test's temporary folder as working directory, and returns it.
 
-    By the same monkeypatch as a test's own chdir: undone separately and later, the test's would
-    leave the next test's shared fixtures in this test's folder.
+    Processes that the test starts inherit the directory. The fixture uses the monkeypatch that a
+    test may use for another chdir. Its undo then restores the first directory. With two separate
+    patches, the shared fixtures of the next test could run in this test's folder.
     """
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
+# Flag of XLA that selects the newer code generator for fused loops on CPUs.
 OLD_FUSIONS = "xla_cpu_use_fusion_emitters"
 
 
 def xla_knows(flag):
-    """Returns whether XLA has a flag; it ends a process that gives it one it does not know."""
+    """True if XLA has a flag. XLA aborts a process that sets an unknown flag."""
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         return True
-    # Later versions name flags that they no longer take, so that only XLA itself can tell.
+    # Newer versions still contain the names of removed flags, so try the flag in a new process.
     environment = os.environ | {"XLA_FLAGS": f"--{flag}=false"}
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     return (
@@ -119,15 +132,16 @@ def xla_knows(flag):
 
 
 def pytest_configure(config):
-    """Tests compile much and compute little, so XLA compiles them without its optimizations.
+    """Disables most optimizations of XLA, because tests spend more time compiling than computing.
 
-    Fused loops are most of what is left of a compilation: without their newer code generator it
-    takes a quarter of the time. GPU tests and the soak are about the programs that users run.
+    Fused loops take most of the remaining compile time. With the older code generator for them,
+    compilation takes a quarter of the time. The GPU tests and the soak test keep all
+    optimizations, because they test the programs that users run.
     """
     if config.option.markexpr in ("gpu", "soak"):
         return
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    # Which lines of Python an operation came from: for profiles, which no test makes.
+    # Do not record the Python lines of each operation, which only profiles need.
     os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
     if "XLA_FLAGS" not in os.environ and xla_knows(OLD_FUSIONS):
         os.environ["XLA_FLAGS"] = f"--{OLD_FUSIONS}=false"
@@ -135,7 +149,10 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def programs_that_users_run(request, monkeypatch):
-    """For a test whose processes train for minutes."""
+    """Enables the optimizations of XLA in processes that a test marked `optimized` starts.
+
+    These processes train for minutes, so the optimizations save more time than they take.
+    """
     if request.node.get_closest_marker("optimized"):
         monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
         if os.environ.get("XLA_FLAGS") == f"--{OLD_FUSIONS}=false":
@@ -143,14 +160,17 @@ def programs_that_users_run(request, monkeypatch):
 
 
 def pytest_unconfigure():
-    """Removes the cache; workers have none of their own."""
+    """Removes the compilation cache of the session. Workers of xdist use their parent's cache."""
     if OWN_CACHE is not None:
         shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_dropped():
-    """Programs of one module are seldom those of the next, and together they fill gigabytes."""
+    """Discards the compiled programs of each test module.
+
+    Two modules rarely use the same programs, and all programs together need gigabytes of memory.
+    """
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
@@ -158,6 +178,7 @@ def compiled_programs_are_dropped():
 
 @pytest.fixture(scope="session")
 def world():
+    """Returns the small random policy of `rollout_world`."""
     from rollout_world import plain_world
 
     return plain_world()
@@ -165,6 +186,7 @@ def world():
 
 @pytest.fixture(scope="session")
 def ledger_tokens():
+    """Returns the tokenizer of the ledger task."""
     from bacr_jax.questions.ledger import ledger_tokenizer
 
     return ledger_tokenizer()
@@ -172,7 +194,7 @@ def ledger_tokens():
 
 @pytest.fixture(scope="session")
 def shared_data():
-    """Real data, or a skip that says where it was looked for."""
+    """Returns the folder with real data, or skips the test and reports the missing folder."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("BACR_SHARED_DATA", default))
     if not folder.is_dir():
@@ -182,6 +204,7 @@ def shared_data():
 
 @pytest.fixture(scope="session")
 def qwen(shared_data):
+    """Returns Qwen2.5's tokenizer."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(shared_data / "qwen_tokenizer")

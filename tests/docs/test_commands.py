@@ -1,4 +1,7 @@
-"""Commands on pages work: each is run by a slow test, or it is said why not; all are parsed."""
+"""Tests that the commands on pages are valid, and that slow tests run them or a table excuses them.
+
+The tables are in `documented_commands`.
+"""
 
 import importlib
 import os
@@ -27,10 +30,10 @@ from documented_commands import (
     words_of,
 )
 
-# Modules that are commands too, because people run them.
+# Modules that pages may also run with `python -m`.
 MODULES = ("train", "evaluate", "generate", "export", "report")
 PREFIXES = {("python", "-m", f"bacr_jax.{name}"): COMMANDS[name][0] for name in MODULES}
-# Files that a page leaves to the reader, and one that is there.
+# Files that a page expects the reader to write, and the existing files that replace them here.
 FILES = {"F": "configs/studies/main.yaml", "mine.yaml": "configs/quickstart.yaml"}
 
 
@@ -69,7 +72,7 @@ def refused_settings(module, options):
     """What is wrong with the files and keys of a command line."""
     files, overrides = getattr(options, "config", None), getattr(options, "overrides", [])
     if getattr(options, "prepare", None) is not None:
-        overrides = []  # names of sets
+        overrides = []  # These arguments are names of data sets.
     try:
         if module == "bacr_study.__main__":
             read_study(ROOT / options.config, size=options.size, overrides=overrides)
@@ -87,7 +90,7 @@ def test_every_command_is_understood(stops_when_parsed, capsys, tmp_path):
     refused = {one: refusal_of(one.text, capsys) for one in commands()}
     wrong = [f"{one.page}: {one.text}\n  {said}" for one, said in refused.items() if said]
     assert wrong == [], "\n".join(["correct these commands:", *wrong])
-    # The check can fail: a wrong option, a wrong key, a value out of its range.
+    # Verify that the check can fail: by a wrong option, a wrong key, and a value out of range.
     start = "bacr train --config configs/quickstart.yaml"
     assert "--sed" in refusal_of(f"{start} --sed 3", capsys)
     assert "no such key" in refusal_of(f"{start} trian.steps=3", capsys)
@@ -95,7 +98,7 @@ def test_every_command_is_understood(stops_when_parsed, capsys, tmp_path):
     assert "--config" in refusal_of("bacr study --dry-run", capsys)
 
 
-# What a recipe is told beside the folder of its results.
+# Arguments of recipes in addition to the folder for the results.
 TOLD = {"rehearsal": ["--data", "DATA", "--tokenizer", "TOKENIZER"]}
 RECIPES = [p for p in sorted((ROOT / "recipes").glob("*.sh")) if p.stem != "steps"]
 
@@ -208,7 +211,7 @@ def _prepare(folder):
 def _run(text, folder):
     paths = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     environment = {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT / "src")}
-    # The console script is on the path of an installed package only.
+    # Define `bacr` as a function, because the console script only exists in an installed package.
     script = f'bacr() {{ python -m bacr_jax "$@"; }}\n{text}'
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Numbers of pages are those of the committed cells of their runs."""
+"""Tests that numbers on pages agree with the committed results (cells) of their runs."""
 
 import importlib.util
 import itertools
@@ -277,7 +277,7 @@ def shown_losses(after, before):
     return budgets
 
 
-# Labels of the arms on the page of the stability studies.
+# Labels of the arms on the page about the stability studies.
 STABILITY_LABELS = {
     "shipped": "as shipped",
     "by-budget": "running means by budget",

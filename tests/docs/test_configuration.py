@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the schema says."""
+"""Tests that docs/configuration.md agrees with the config schema."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The code of CONTRIBUTING.md does what it says."""
+"""Tests that the code in CONTRIBUTING.md works."""
 
 import json
 import re
@@ -18,7 +18,8 @@ from bacr_jax.questions import math_sets
 from bacr_jax.questions.loaders import load_questions
 
 ROOT = Path(__file__).parents[2]
-# Two traces of one question with two cuts; the first thought half of its budget.
+# Two traces of one question with two truncation points each. The first trace uses half of its
+# budget.
 BATCH = SimpleNamespace(
     outcomes=jnp.array([[[0.0, 1.0], [1.0, 1.0]]]),
     thinking=jnp.array([[8, 16]]),

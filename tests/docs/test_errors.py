@@ -1,4 +1,4 @@
-"""Mistakes on the page docs/errors.md and in more_mistakes.txt have the messages written there."""
+"""Tests that each mistake in docs/errors.md and more_mistakes.txt has the message given there."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ from hostile_world import tiny_model
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "errors.md").read_text(), re.DOTALL)
-# Mistakes that the page does not show, in the same form.
+# Further mistakes in the same format, which are not on the page.
 BLOCKS.append(Path(__file__).with_name("more_mistakes.txt").read_text())
 MISTAKES = [tuple(one.split("\n", 1)) for block in BLOCKS for one in block.rstrip().split("\n\n")]
 

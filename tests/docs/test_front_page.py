@@ -1,4 +1,4 @@
-"""README and the start page: their length, badges and figure."""
+"""Tests the length, the badges and the figure of README.md and docs/index.md."""
 
 import importlib.util
 import re

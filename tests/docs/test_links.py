@@ -1,4 +1,4 @@
-"""Pages name nothing that is not there: links, files, modules, names in them, config keys."""
+"""Tests that all links, files, modules, functions and config keys on pages exist."""
 
 import ast
 import functools
@@ -17,12 +17,12 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/studies/*.md"))
 )
-# Where a path in a page may start.
+# Folders to which a path on a page may be relative.
 BASES = (ROOT, SOURCE, SOURCE / "bacr_jax")
-# What a run, not the repository, holds.
+# Beginnings of paths in run folders, which the repository does not contain.
 RUN_FILES = ("runs/", "checkpoints/", "exports/", "rollouts/", "tensorboard/", "wandb/", "warmup/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-# A file of a picture: the light one, or its variant for dark pages.
+# The file of a picture, either the default one or the variant for dark pages.
 PICTURE = re.compile(r'<(?:img|source)\b[^>]*\bsrc(?:set)?="([^"]+)"')
 OURS = "|".join(path.name for path in SOURCE.iterdir() if path.is_dir())
 DOTTED = re.compile(rf"\b(?:{OURS})(?:\.\w+)+")
@@ -33,9 +33,9 @@ FILE = re.compile(
 )
 CODE = re.compile(r"`([^`\n]+)`")
 KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_0-9]+)+)(?![\w./-])")
-# Endings that make a dotted name one of a file.
+# A dotted name with one of these endings is a file, not a config key.
 ENDINGS = ("py", "md", "json", "jsonl", "yaml", "html", "png", "tex", "safetensors")
-# Files that a reader is told to write.
+# Files that a page asks the reader to write.
 YOURS = {"brief_grpo.py", "mine.py", "FILE.py"}
 
 
@@ -162,7 +162,8 @@ def test_the_page_of_the_budget_input_has_a_row_for_each_value():
     assert sorted(rows) == sorted(typing.get_args(hint))
 
 
-# Pages that report arms of studies, whose ids are names of the time, and the history.
+# Pages that may contain earlier values of keys: pages about studies, because the ids of arms were
+# not renamed, and the changelog.
 REPORTS = [page for page in PAGES if "studies" in page] + ["docs/tradeoff.md", "CHANGELOG.md"]
 
 

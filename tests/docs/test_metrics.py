@@ -1,4 +1,4 @@
-"""docs/metrics.md has every number that a run can write, and none that it can't."""
+"""Tests that docs/metrics.md documents every metric that a run can write, and no others."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""docs/performance.md has the tables that the recorded baselines give."""
+"""Tests that the tables of docs/performance.md agree with the recorded baselines."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Lines of prose that a review can show side by side: at most 120 columns."""
+"""Tests the length of lines and pages, and that pages contain no markers of a merge conflict."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# Maximum length of a line, so that a review can show two versions side by side.
 COLUMNS = 120
-# Written by a script, from the schema and from cells of studies.
+# Pages that scripts generate from the config schema and from results of studies.
 MADE = ("docs/configuration.md", "docs/results/")
-# Code and formulas are as long as they are.
+# Code and formulas, which have no maximum length.
 NOT_PROSE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$|^\$\$.*?\$\$ *$", re.MULTILINE | re.DOTALL)
 URL = re.compile(r"\S+://\S+")
 
@@ -48,12 +49,12 @@ def test_no_line_of_prose_is_longer_than_a_review_shows(page):
     assert long_lines((ROOT / page).read_text()) == []
 
 
-# Words of a page, and of all pages in docs together. configuration.md is written by a script, and
-# metrics.md has a row for every number of a run.
+# Maximum number of words of a page, and of all pages of docs/ together. The pages in `REFERENCE`
+# are not counted: a script generates configuration.md, and metrics.md has a row for every metric.
 PAGE_WORDS = 2500
 ALL_WORDS = 45_000
 REFERENCE = ("configuration.md", "metrics.md")
-# Tables that a script makes inside a page, such as the baselines of docs/performance.md.
+# Tables that a script generates within a page, such as the baselines of docs/performance.md.
 MADE_PART = re.compile(r"<!-- Made by .*?<!-- End of the made part\. -->", re.DOTALL)
 TAG = re.compile(r"</?(?:picture|source|img)\b[^>]*>")
 
@@ -64,7 +65,7 @@ def words_of_docs():
     counts = {}
     for path in paths:
         if path.name not in REFERENCE:
-            # Tags, such as those of pictures for light and dark pages, are not words.
+            # HTML tags, such as the tags of pictures, do not count as words.
             text = TAG.sub("", MADE_PART.sub("", path.read_text()))
             counts[path.relative_to(folder).as_posix()] = len(text.split())
     return counts

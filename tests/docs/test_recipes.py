@@ -1,4 +1,4 @@
-"""The planned figures of docs/recipes.md are those that `plan` says today."""
+"""Tests that the predictions in docs/recipes.md agree with the current output of `bacr plan`."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "recipes.md").read_text()
 HEADER = re.compile(
     r"^\| config \| .* \| seconds of a step: (.*?) \| GPU-hours \|.*$", re.MULTILINE
 )
-# Presets for CPUs, of which `plan` says nothing.
+# Presets for CPUs, for which `bacr plan` makes no predictions.
 OF_CPUS = {"qwen2.5-0.5b-gsm8k"}
 
 

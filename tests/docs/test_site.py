@@ -1,4 +1,7 @@
-"""The site has every page and every room's functions; building it is a step of .ci/run."""
+"""Tests that the site contains every page, and a reference of all public modules.
+
+`.ci/run` also builds the site.
+"""
 
 import ast
 import re
@@ -6,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Rooms whose functions are for others to call, all of them; of other rooms some modules are.
+# Subpackages that the reference documents completely. It documents some modules of the others.
 PUBLIC = (
     "advantages",
     "curriculum",

@@ -1,4 +1,4 @@
-"""A run of adapters: its checkpoints hold no base, and its policy is read back whole."""
+"""Tests runs that train adapters: checkpoints without the base weights, resuming, and exports."""
 
 import dataclasses
 import json
@@ -18,7 +18,8 @@ from bacr_jax.training.loop import Trainer
 from small_config import small_config
 from whole_runs import state_of
 
-pytestmark = pytest.mark.slow  # Two parts of a run; model/test_adapters.py has the sums.
+# Slow, because a run is trained and resumed. model/test_adapters.py tests the arithmetic quickly.
+pytestmark = pytest.mark.slow
 
 CHANGES = """
 model: {num_layers: 2}

@@ -1,4 +1,4 @@
-"""Real iterations of methods on a tiny model, under a grader that is right half of the time."""
+"""Tests iterations of the methods on a tiny model. The grader accepts about half of all answers."""
 
 import dataclasses
 import json
@@ -77,10 +77,12 @@ def test_rewards_are_mixed_by_their_weights_and_each_is_a_metric(tmp_path, token
     by_name = {name: np.asarray(x)[..., 0] for name, x in done.chosen.group_batch.by_reward.items()}
     correct, brief = by_name["correct"], by_name[f"{file}:brief"]
     assert len(np.unique(brief)) > 1 and not by_name[f"{file}:broken"].any()
-    # A question is asked again until its answers differ in being right, whatever else they earn.
+    # Dynamic sampling keeps a question only if one answer is correct and one is wrong. The other
+    # rewards do not matter.
     np.testing.assert_array_equal(correct, done.chosen.group_batch.outcomes)
     assert (correct.max(1) > correct.min(1)).all()
-    # DAPO pays from -1 to 1; the weights are quarters.
+    # DAPO scales rewards from [0, 1] to [-1, 1]. The normalized weights are 1/4, 1/4 and 1/2, and
+    # the broken reward is 0.
     want = 2 * (correct / 4 + brief / 4) - 1
     np.testing.assert_allclose(done.advantages.rewards, want, atol=1e-6)
     shown = {name: value for name, value in done.metrics.items() if name.startswith("rewards/")}
@@ -129,11 +131,12 @@ def test_answers_are_graded_while_others_are_sampled_and_no_number_changes(
     monkeypatch.setattr(TaskData, "early_grading", lambda *_: None)
     other = step(late)
     begun = [count for kind, count in early.notes if kind == "begun"]
-    # 16 traces in four slots, four answers each, in more than one go before anybody asks.
+    # 16 traces are sampled in four slots and have four answers each. Their grading begins in
+    # several parts, before the verdicts are requested.
     assert sum(begun) == 64 and len(begun) > 1
     asked = early.notes.index(("asked", 64))
     assert all(kind != "begun" for kind, _ in early.notes[asked:])
-    # Nothing is looked at twice.
+    # No answer is graded twice.
     looked = lambda notes: sum(count for kind, count in notes if kind == "workers")
     assert looked(early.notes) == looked(late.notes) > 0
     for a, b in zip(jax.tree.leaves(one.chosen.outcomes), jax.tree.leaves(other.chosen.outcomes)):
@@ -142,7 +145,7 @@ def test_answers_are_graded_while_others_are_sampled_and_no_number_changes(
     assert own(one.metrics) == own(other.metrics)
 
 
-@pytest.mark.slow  # four answers a cut are a shape of their own
+@pytest.mark.slow  # Three answers per cut need separately compiled programs.
 def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
     config = load(tmp_path, "anytime", "anytime.answers=3", "cuts.count=2")
     _, history = train(config, tokenizer, steps=1)
@@ -151,13 +154,13 @@ def test_anytime_asks_for_several_answers_at_every_cut(tmp_path, tokenizer):
     assert outcomes.shape == (4, 4, 6) and branches.sampled.shape == (16, 6)
     assert (np.asarray(branches.sampled) > 0).all()
     np.testing.assert_array_equal(branches.source, np.tile(np.arange(6), (16, 1)))
-    # Answers at one cut see the same text; independent draws of a random policy differ.
+    # All answers at a cut have the same context. Independent samples of a random policy differ.
     context = np.asarray(branches.context).reshape(16, 2, 3)
     assert (context == context[..., :1]).all()
     tokens = np.asarray(branches.tokens).reshape(16, 2, 3, -1)
     assert (tokens[:, :, 0] != tokens[:, :, 1]).any(-1).mean() > 0.5
     assert metrics["rollout/tokens"] == trunks.sampled.sum() + branches.sampled.sum()
-    # The learner finds the same log-probabilities as the sampler, for every answer.
+    # Learner and sampler compute the same log-probabilities, for every answer.
     assert abs(metrics["mismatch/k1"]) < 1e-5 and metrics["mismatch/k3"] < 1e-6
 
 
@@ -166,12 +169,12 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
     config = load(tmp_path, "bacr-full", "value.inner_steps=0")
     run, state = run_of(config, tokenizer, Odd())
     state, done = iterate(run, state, 0)
-    # The last layer's weights are 0 at first, so every value is the bias.
+    # The weights of the value head's last layer are initially 0, so every value equals the bias.
     assert abs(done.metrics["reward/mean"]) > 0.1
     assert done.metrics["value/mean"] == pytest.approx(done.metrics["reward/mean"], abs=1e-6)
     bias = float(state.train.head["out"]["bias"][0])
     _, done = iterate(run, state, 1)
-    # Once only: it learns from there.
+    # The bias is set only in the first step. Then it is learned.
     assert done.metrics["value/mean"] == pytest.approx(bias, abs=0.02)
 
 
@@ -190,7 +193,7 @@ def test_the_policy_teaches_itself_under_smaller_budgets_alone(tmp_path, tokeniz
     """With the largest budget it is its own teacher, and nothing is added to the advantages."""
     config = load(tmp_path, "self_distill", "budget.choices=[4,12]")
     _, history = train(config, tokenizer)
-    # A new budget embedding is zero, so that the first step has no teacher.
+    # A new budget embedding is zero, so the policy equals its teacher in the first step.
     first, second = (metrics["distill/reverse_kl"] for metrics, _, _ in history)
     assert first == pytest.approx(0.0, abs=1e-6) and abs(second) > 1e-6
     largest = {}
@@ -222,11 +225,12 @@ def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
     base, folder = warm
     preset = str(PRESETS / f"{name}.yaml")
     arguments = ["--config", str(base), "--config", preset, "output.report=false"]
-    # A warm-up of prompts with a budget in words is another one.
+    # Methods whose prompts contain the budget need a separate warm-up.
     if config_io.load([base, preset]).conditioning.budget_input != "prompt":
         arguments.append(f"warmup.dir={folder / 'warmup'}")
     elif name.startswith("l1"):
-        arguments.append("warmup.steps=40")  # wrong answers differ too, in length
+        # 40 steps are enough, because rewards of wrong answers differ too, by their lengths.
+        arguments.append("warmup.steps=40")
     assert main([*arguments, f"output.dir={tmp_path}", "train.steps=6"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 7))

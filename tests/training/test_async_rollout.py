@@ -1,4 +1,4 @@
-"""One iteration ahead: the next batch is sampled, whole, while the learner is at work."""
+"""Tests rollout.async_steps=1, with which the next batch is sampled while the policy is updated."""
 
 import dataclasses
 import threading
@@ -88,7 +88,7 @@ def straight(made):
 
 def test_every_batch_is_one_update_old_but_the_first(straight):
     run, state, metrics = straight
-    # A batch of its own for each step, and none is sampled for a step that never comes.
+    # Each step has a separate batch, and no batch is sampled after the last step.
     assert run.sample.asked == [(0, True), (0, False), (1, False), (2, False)]
     assert [m["rollout/staleness"] for m in metrics] == [0, 1, 1, 1]
     assert abs(metrics[0]["mismatch/k1"]) < 1e-5 < metrics[-1]["mismatch/absolute"]
@@ -122,12 +122,13 @@ def test_a_batch_that_is_lost_with_its_servers_is_asked_for_again(made, straight
     run, state = start(made, lost=(1, 2))
     state, metrics = steps(run, state, 0, 1)
     assert not state.prefetched.is_sampled
-    # Its questions wait: the place in the stream is that of the one batch.
+    # Only the two questions of the first batch count as drawn, so that the questions of the lost
+    # batch are drawn again.
     assert state.stream.sum() == 2
     kept = jax.tree.map(np.array, state.train.policy)
     with pytest.raises(ServersLost):
         iterate(run, state, 1)
-    # What is to be saved is whole.
+    # The state is unchanged, so that it can be saved.
     jax.tree.map(np.testing.assert_array_equal, kept, state.train.policy)
     state, metrics = steps(run, state, 1, 3)
     assert [m["rollout/staleness"] for m in metrics] == [0, 1]

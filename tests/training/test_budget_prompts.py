@@ -1,4 +1,4 @@
-"""Where training tells budgets in words: every prompt that reaches the decoder has its row's."""
+"""Tests that the prompt of every trace contains its budget (conditioning.budget_input=prompt)."""
 
 import jax
 import numpy as np
@@ -25,7 +25,10 @@ def tokenizer():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """(prompts, budgets, options) of the calls that would have decoded or compiled."""
+    """Returns a list of the arguments of calls that would have decoded or compiled.
+
+    Each entry is (prompts, rollout request, sampling setup). The request is None for a compilation.
+    """
     found = []
 
     def spy(params, prompts, rows, key, sampler, callbacks):
@@ -68,7 +71,8 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
     assert len(set(budgets.tolist())) > 3
     words = how in ("prompt", "both")
     assert told(tokenizer[0], prompts) == [f"f{b}" if words else "" for b in budgets]
-    # Compiled before for the same width: the longest problem, and the digits of budget 200.
+    # Programs are compiled in advance for the same width of prompts: the longest question, and the
+    # digits of budget 200 if prompts contain budgets.
     asked.clear()
     with pytest.raises(Stopped):
         runs.precompile(run, state)
@@ -119,7 +123,7 @@ def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
     ]
     assert main([*small, *options]) == 0
     assert RunPaths(tmp_path / "run").summary.is_file()
-    # Another form of telling does not start from this warm-up.
+    # A run without budgets in its prompts can't start from this warm-up.
     shared = [f"warmup.dir={tmp_path / 'run' / 'warmup'}", f"output.dir={tmp_path / 'other'}"]
     other = [*small, *options[:4], *shared]
     assert main(other) == 2

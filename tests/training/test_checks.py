@@ -1,4 +1,4 @@
-"""A check of a config, its data and its model trains nothing and names the next command."""
+"""Tests that `bacr train --check` trains nothing, and prints the next command."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Runs with and without kept programs end with the same numbers."""
+"""Tests that runs with cached and with newly compiled programs have the same results."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def started(config, folder, **environment):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow  # two runs in processes of their own
+@pytest.mark.slow  # two runs in separate processes
 def test_programs_from_the_folder_give_the_same_bits(tmp_path):
     config = tmp_path / "small.yaml"
     config.write_text(WHOLE_RUN)

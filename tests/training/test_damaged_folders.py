@@ -1,4 +1,4 @@
-"""Files of a run folder that go missing or are cut: the run ends the same, or says why it can't."""
+"""Tests that a run with missing or truncated files has the same result, or reports the problem."""
 
 import json
 import shutil
@@ -8,13 +8,13 @@ import pytest
 from bacr_jax.parallel.preemption import EXIT_CODE
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
-# With a divergence from the starting policy, so that the warm-up still counts after the start.
+# With a KL penalty, so that a resumed run still needs the weights of the warm-up.
 CONFIG = """
 method: grpo
 loss: {kl_coef: 0.04, kl_kind: k3}
 output: {tensorboard: false, report: false}
 """
-# What a run makes again, and what it can't do without.
+# Files that a run can create again, and files without which it is refused.
 REMADE = ("checkpoints", "warmup", "best.json", "eval.jsonl")
 RECORDS = ("config.yaml", "metrics.jsonl")
 
@@ -81,7 +81,7 @@ def test_each_file_removed_or_cut_leads_to_the_same_end_or_to_one_line(
         code = train(["--config", str(runs / "small.yaml"), f"output.dir={folder}"])
         said = capsys.readouterr()
         if code == 0:
-            # A best policy that was taken away is chosen again, among those that are there.
+            # If the best checkpoint was removed, one of the other checkpoints is selected.
             also = () if str(name) == f"checkpoints/{best_of(whole)}" else ("best.json",)
             assert_same_run(folder, whole, 4, also=also)
             assert (folder / "checkpoints" / str(best_of(folder))).is_dir()
@@ -108,7 +108,7 @@ def test_a_reference_policy_that_is_another_one_is_refused(runs, tmp_path, capsy
     shutil.copytree(runs / "stopped", folder)
     other = ["--config", str(runs / "small.yaml"), f"output.dir={tmp_path / 'other'}", "seed=1"]
     assert train(other, "train.steps=0", "eval.size=4") == 0
-    # Another warm-up under the same settings' name.
+    # Replace the warm-up by another one with the same fingerprint.
     identity = (folder / "warmup" / "warmup.json").read_text()
     shutil.rmtree(folder / "warmup")
     shutil.copytree(tmp_path / "other" / "warmup", folder / "warmup")

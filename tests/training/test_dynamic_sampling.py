@@ -1,4 +1,4 @@
-"""Rounds of sampling, and what is learned from."""
+"""Tests the rounds of dynamic sampling, and the selection of questions to learn from."""
 
 import dataclasses
 
@@ -85,6 +85,6 @@ def test_the_batch_keeps_its_size(rounds):
 def test_no_two_rounds_share_a_key():
     key = jax.random.key(0)
     keys = [x for step in range(3) for i in range(3) for x in round_keys(key, step, i)]
-    # What is drawn from a key splits it, too.
+    # Include the keys that functions derive from these keys by splitting them.
     keys += [part for x in list(keys) for part in jax.random.split(x, 3)]
     assert len({tuple(np.asarray(jax.random.key_data(x)).tolist()) for x in keys}) == len(keys)

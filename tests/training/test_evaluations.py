@@ -1,4 +1,4 @@
-"""The evaluations of a run select its best checkpoint, whose record best.json contains."""
+"""Tests that the evaluations of a run select the best checkpoint, which best.json records."""
 
 import json
 

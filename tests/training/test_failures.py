@@ -1,4 +1,4 @@
-"""Errors that stop a run contain the step, the reason, the checkpoint and what to write."""
+"""Tests that errors which stop a run contain the step, the reason, the checkpoint and a remedy."""
 
 from pathlib import Path
 

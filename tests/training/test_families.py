@@ -1,4 +1,4 @@
-"""A model of every family is checked, trained, exported in its own class and asked."""
+"""Tests that a model of each family can be checked, trained, exported and used for generation."""
 
 import dataclasses
 import json
@@ -17,7 +17,8 @@ from methods_world import PRESETS
 from small_config import SMALL
 
 QUESTIONS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 17)]
-# Family and tokens: R1-Distill is an untied Qwen2.
+# For each model: its family, changes to the shape of the family, and its tokenizer. R1-Distill is a
+# Qwen2 model whose output head is not tied to the embedding matrix.
 CASES = {
     "r1": ("qwen2", {"tie_embeddings": False}, "r1"),
     "qwen3": ("qwen3", {}, "qwen3"),
@@ -83,7 +84,7 @@ def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
     assert f"[4 thinking tokens, {len(after['thinking']['closing_ids'])} forced, " in said
 
 
-# configs/r1-distill-1.5b-math.yaml with less of everything, and nothing of its method changed.
+# Overrides with smaller sizes for configs/r1-distill-1.5b-math.yaml. They do not change the method.
 LESS = {
     "model.compute_dtype": "float32",
     "model.logprob_chunk": 64,
@@ -119,7 +120,7 @@ def released_by_transformers(place):
     tokenizer = thinking_world.small("r1")
     torch.manual_seed(0)
     shape = Qwen2Config(
-        # Padded beyond its tokenizer, as the released one is.
+        # The embedding matrix has more rows than the tokenizer has ids, as in the released model.
         vocab_size=len(tokenizer) + 9,
         hidden_size=16,
         intermediate_size=24,
@@ -184,8 +185,8 @@ def qwen2(tmp_path_factory):
     return place
 
 
-# Those that sample, tell budgets or answer in ways of their own; training/test_algorithm.py has all
-# presets train the quickstart.
+# Presets that differ from the others in sampling, budgets or answers. test_algorithm.py trains the
+# quickstart with all presets.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "keys"),
@@ -218,7 +219,7 @@ def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name, keys):
         "output.tensorboard": False,
     }
     if name == "s_grpo":
-        settings["budget.min"] = 8  # eight exits
+        settings["budget.min"] = 8  # The method has eight exits.
     written = [f"{key}={value}" for key, value in settings.items()]
     keys = [key.replace("BASE", str(qwen2 / "base")) for key in keys]
     preset = str(PRESETS / f"{name}.yaml")

@@ -1,4 +1,4 @@
-"""Training with a grace window: tokens after the budget are learned from, too."""
+"""Tests training with a grace window, in which tokens after the budget are also learned from."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ def plan_of(budgets, cuts):
 
 def test_the_scores_of_the_grace_window_count_in_the_last_segment(tmp_path):
     config = config_io.override(load(tmp_path, "bacr-weighted"), ["budget.grace=3"])
-    # .25 for each of seven tokens, three of them after the budget.
+    # Each token contributes (1 - .5)^2 = .25. Three of the seven tokens are after the budget.
     _, batch = observed(config, plan_of([4, 4], [[4], [4]]), [7, 2], [[1], [1]])
     np.testing.assert_allclose(batch.score_norm_proxy, [[[7 / 4], [2 / 4]]], rtol=1e-6)
 
@@ -97,7 +97,8 @@ def test_the_last_exit_of_a_trace_keeps_its_grace_window(tmp_path):
     rewards = method.rewards(None, batch)
     np.testing.assert_array_equal(rewards, [[[0, 1], [0, 0]]])
     credit = method.advantages(None, batch, rewards, None)
-    # Two exits with +-1/2, responses of 8 + 1 and 4 + 1 tokens; the first segment is in both.
+    # The advantages of the exits are -1/2 and 1/2. Each is divided by the two exits, and by the
+    # tokens of its response (4 + 1 and 8 + 1). The first segment belongs to both responses.
     np.testing.assert_allclose(credit.thinking[0, 0], [0.25 / 9 - 0.25 / 5, 0.25 / 9], rtol=1e-5)
 
 
@@ -111,7 +112,7 @@ def test_a_token_of_the_grace_window_is_paid_under_the_optimal_token_baseline(tm
         load_method(resolve(config).method),
         group_batch(config, outcomes=np.array([[[1.0], [0.0]]])),
     )
-    # Two traces of six tokens under a budget of four, alike in their scores.
+    # Two traces of six tokens with the same score norms, longer than a budget of four.
     path = jnp.broadcast_to(jnp.arange(1.0, 7.0), (1, 2, 6))
     batch = dataclasses.replace(batch, cumulative_score_norm=path, cuts=jnp.full((1, 2, 1), 6))
     source = jnp.zeros((2, 1), jnp.int32)
@@ -125,7 +126,7 @@ def test_a_step_with_a_grace_window(tmp_path):
     config = config_io.override(load(tmp_path, "grpo"), ["budget.grace=3"])
     tokenizer = ledger_tokenizer()
     run, state = run_of(config, (tokenizer, len(tokenizer)), Odd())
-    # The ledger has no line breaks; some of its digits stand for them.
+    # The ledger task has no line breaks, so use two of its digits as line breaks.
     rules = run.task_data.rules
     breaks = jnp.zeros_like(rules.line_breaks).at[jnp.array([8, 9])].set(True)
     rules = dataclasses.replace(rules, line_breaks=breaks)

@@ -1,4 +1,4 @@
-"""The state a run starts from, and whose weights and format they are."""
+"""Tests the state from which a run starts, its warm-up, and compilation in the background."""
 
 import dataclasses
 import inspect
@@ -25,7 +25,7 @@ from bacr_jax.training.initialize import compiling_in_background
 from methods_world import load, run_of
 from whole_runs import WHOLE_RUN
 
-# Without the runtime type checks, so that a measurement can be a made-up one.
+# The function without runtime type checks, so that a test can replace the evaluation of a warm-up.
 initial_state = inspect.unwrap(initialize.initial_state)
 
 
@@ -65,7 +65,7 @@ def test_without_a_warm_up_policy_and_value_head_are_random_by_the_seed(world, f
     assert not same(one.train.policy["embed"], other.train.policy["embed"])
     assert not same(one.train.head, other.train.head)
     assert one.generated_tokens == 0 and int(one.curriculum.updates) == 0
-    # phi is zero at the start: the policy is the plain model.
+    # The budget embedding phi is initially zero, so the policy equals the model without it.
     assert not np.any(one.train.policy["budget"]["w2"])
 
 
@@ -138,7 +138,7 @@ def test_the_seed_of_a_warm_up_decides_its_batches_and_its_measurement(world, fo
     same_config, same_measured, same_batch, other_state = begun(8, 7)
     assert (config, measured) == (same_config, same_measured)
     assert same(batch, same_batch) and not same(begun(8, None)[2], batch)
-    # What is random in the policy beside the warm-up is of the run's own seed.
+    # The random parameters that are not part of the warm-up depend on the seed of the run.
     fresh = lambda state: state.train.policy["budget"]["w1"]
     assert not same(fresh(state), fresh(other_state))
 
@@ -164,7 +164,7 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
     after = initialize.after_rejection_sft(staged, state, Progress(enabled=False))
     assert (after.method_state, after.generated_tokens) == ("memory", 77)
     assert same(after.train.policy, learned)
-    # The optimizers begin anew.
+    # The rest of the train state, which includes the optimizer states, is unchanged.
     but_policy = lambda train: dataclasses.replace(train, policy=None)
     assert same(but_policy(after.train), but_policy(state.train))
 
@@ -240,7 +240,7 @@ def compiled(monkeypatch):
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.slow  # two whole runs
+@pytest.mark.slow  # two complete runs
 def test_nothing_of_the_loop_is_compiled_after_the_warm_up(compiled, tmp_path, monkeypatch):
     from bacr_jax.train import run
 

@@ -1,4 +1,4 @@
-"""Updates that broke a bound are counted, and named when the run ends."""
+"""Tests the counts of undone and shortened updates, and the lines that report them after a run."""
 
 from bacr_jax.training.limited_updates import LimitedUpdates
 

@@ -1,4 +1,4 @@
-"""What an iteration reports."""
+"""Tests the metrics of an iteration."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ from methods_world import group_batch, load
 def test_budgets_are_described_by_the_group_that_was_asked():
     budgets = np.array([[10, 20], [30, 40], [5, 5]])
     metrics = budgets_by_group(np.array([2, 2, 0]), budgets)
-    # of 10, 20, 30, 40: quantile q lies at 10 + 30 q
+    # Quantile q of 10, 20, 30, 40 is 10 + 30 q.
     assert metrics["budget/p10_2"] == pytest.approx(13)
     assert metrics["budget/median_2"] == pytest.approx(25)
     assert metrics["budget/p90_2"] == pytest.approx(37)
@@ -68,7 +68,7 @@ def test_a_hosts_own_work_is_drawing_and_its_share_of_grading(monkeypatch):
     clock.laps |= {"time/plan": 0.5, "time/verify": 9.0}
     before, after = ({"graded": 1}, 2.0), ({"graded": 4}, 3.25)
     assert host_metrics(clock, before, after) == {"grader/graded": 3}
-    # A batch that was drawn an iteration ahead has no lap of its own.
+    # A batch that was planned one iteration ahead has no planning time in this iteration.
     host_metrics(Clock(), before, after)
     assert asked == [1.75, 1.25]
 

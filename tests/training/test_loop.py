@@ -1,4 +1,4 @@
-"""A run that was stopped, in whatever way, ends as one that was not."""
+"""Tests that a run that was stopped or killed has the same results as an uninterrupted run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from bacr_jax.runs.metrics import without_timings
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-# The quickstart's model with one layer, warmed up enough to be right now and then.
+# Overrides of the quickstart: one layer, and a warm-up after which some answers are correct.
 QUICK = (
     *("model.num_layers=1", "data.ledger.train_size=640", "output.report=false"),
     *(
@@ -59,9 +59,9 @@ def train(*command):
         (None, 900, 3, 50),
         (1000, 0, 0, 50),
         (1000, 300, 3, 10),
-        (1000, 301, 3, 10),  # 9.97 steps
+        (1000, 301, 3, 10),  # 9.97 steps, rounded up
         (1000, 999, 7, 8),
-        (1000, 1000, 7, 7),  # used up: this was the last
+        (1000, 1000, 7, 7),  # no tokens left, so this was the last step
         (1000, 1, 1, 50),
     ],
 )
@@ -75,14 +75,15 @@ def test_steps_in_all_are_those_that_the_allowance_of_tokens_lasts(most, used, s
     assert Trainer.expected_steps(trainer, state, step) == expected
 
 
-@pytest.mark.slow  # test_train.py stops a run in a rollout and in its last evaluation
+# test_train.py has a quick version, which stops a run in a rollout and in its last evaluation.
+@pytest.mark.slow
 def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(config, tmp_path, monkeypatch):
     assert train(*arguments(config, tmp_path / "whole", *REFILLED)) == 0
     folder = tmp_path / "run"
     command = arguments(config, folder, *REFILLED)
     metrics = folder / "metrics.jsonl"
     reached = []
-    # The warm-up, a rollout, an evaluation, the last evaluation.
+    # Stop the run in the warm-up, in a rollout, in an evaluation, and in the last evaluation.
     for steps, at in ((0, 9), (1, 3), (3, 4), (6, 3)):
         StopAt(monkeypatch, metrics, steps, at)
         assert train(*command) == EXIT_CODE
@@ -158,7 +159,7 @@ def test_ten_steps_are_five_and_a_kill_and_five(warm, tmp_path, method):
 
 @pytest.mark.slow
 def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path):
-    # Most of the time is spent in evaluations: one after every step, of every problem.
+    # Spend most of the time in evaluations: after every step, with eight samples of 200 problems.
     overrides = ["data.order=shuffled", "eval.every=1", "eval.samples=8", "eval.size=200"]
     overrides += ["train.steps=4", "checkpoint.every=1"]
     assert train(*arguments(config, tmp_path / "whole", *overrides)) == 0
@@ -168,7 +169,8 @@ def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path)
     for _ in range(3):
         before = evaluations()
         process = start(*arguments(config, folder, *overrides))
-        # In the evaluation that follows the next one, if the run is not at its end.
+        # Wait until an evaluation is finished, so that the kill interrupts the next one, unless the
+        # run is near its end.
         while process.poll() is None and evaluations() == before and before < 4:
             time.sleep(0.02)
         time.sleep(moments.random() * 2)
@@ -186,7 +188,7 @@ def test_eight_kills_lose_no_more_than_the_interval(config, tmp_path):
     moments, reached = random.Random(1), 0
     for kill in range(8):
         process = start(*command)
-        # Past the start; checkpoints are written all the time from then on.
+        # Wait until the run is training. It then writes a checkpoint at every second step.
         wait_for(folder, reached + 2, process)
         time.sleep(moments.random() * 0.5)
         process.kill()
@@ -195,7 +197,7 @@ def test_eight_kills_lose_no_more_than_the_interval(config, tmp_path):
         logged = len(read_lines(folder / "metrics.jsonl"))
         saved = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
         newest = max(saved, default=0)
-        # One interval, and the checkpoint that was on its way to the disk.
+        # One interval of two steps, and another one if a checkpoint was being written.
         assert logged - newest <= 4, (kill, logged, saved)
         assert newest >= reached - 2
         reached = newest
@@ -203,7 +205,8 @@ def test_eight_kills_lose_no_more_than_the_interval(config, tmp_path):
     length = [f"train.steps={steps}", "--allow-change", "train.steps"]
     assert train(*command, *length) == 0
     whole = arguments(config, tmp_path / "whole", *overrides, f"train.steps={steps}")
-    # The rate's schedule knows the length of the run.
+    # The learning rate depends on the number of steps, which was changed. Only the rollouts of the
+    # first steps are therefore compared with an uninterrupted run.
     assert [r["step"] for r in read_lines(folder / "metrics.jsonl")] == list(range(1, steps + 1))
     assert train(*whole) == 0
     same = lambda f: [
@@ -228,7 +231,7 @@ def steps_saved(folder):
     return sorted(int(p.name) for p in folder.iterdir())
 
 
-@pytest.mark.slow  # SIGUSR1 comes by the same way: tests/parallel/test_preemption.py
+@pytest.mark.slow  # tests/parallel/test_preemption.py tests SIGUSR1.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_training_saves_a_checkpoint(config, tmp_path, number):
     folder = tmp_path / "run"
@@ -237,7 +240,7 @@ def test_a_signal_in_training_saves_a_checkpoint(config, tmp_path, number):
     wait_for(folder, 3, process)
     stopped_in(process, number)
     logged = len((folder / "metrics.jsonl").read_bytes().splitlines())
-    # The first step's is made at once, to be read back.
+    # Step 1 is always saved, so that a folder without write permission is noticed early.
     assert steps_saved(folder / "checkpoints") == [1, logged]
 
 
@@ -283,7 +286,7 @@ def test_a_second_signal_ends_a_process_that_does_not_poll():
     )
     assert process.stdout.readline() == "listening\n"
     process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)  # the same request twice, as `timeout` does
+    process.send_signal(signal.SIGTERM)  # The same request, because `timeout` sends it twice.
     time.sleep(0.7)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A run reports accuracy with and without the problems that training came near to."""
+"""Tests that a run reports accuracy with and without near-duplicates of training questions."""
 
 import dataclasses
 import json
@@ -23,14 +23,14 @@ def test_training_reports_both_figures(tmp_path, capsys):
     with open_run(run, settings) as folder:
         trainer = Trainer(settings, folder)
         held_out = trainer.task_data.eval["ledger"]
-        # Every other problem; the subset of 6 that is evaluated has some of both kinds.
+        # Mark every second problem, so that the subset of 6 problems contains both kinds.
         marks = np.arange(len(held_out)) % 2 == 0
         marked = dataclasses.replace(held_out.set, duplicates=marks, compared_with="train")
         trainer.task_data.eval["ledger"] = dataclasses.replace(held_out, set=marked)
         state, step = trainer.start()
         trainer.evaluate(state, step, "before")
         trainer.evaluate(state, step, "after")
-        # As if the policy had been right everywhere before training.
+        # Set the accuracy before training to 1, so that the run reports a decline.
         for entry in trainer.evaluations.endpoints["before"]["ledger"]["greedy"].values():
             entry["accuracy"] = 1.0
         summary = trainer.finish(state, step)

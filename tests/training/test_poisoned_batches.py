@@ -1,4 +1,4 @@
-"""What is no number is skipped and counted; training goes on, and stops when nothing else comes."""
+"""Tests that updates with NaN are skipped and counted, and that many in a row stop the run."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def train(tmp_path):
 def test_a_batch_with_rewards_that_are_no_numbers_is_skipped_and_counted(train, tmp_path):
     code, lines = train("group_batch.fraction == 0.25")  # the second of four steps
     assert code == 0
-    # Two minibatches, both spoilt: advantages are normalised over the whole batch.
+    # Both minibatches of the step are skipped, because advantages are normalised over the batch.
     assert [line["policy/skipped"] for line in lines] == [0, 2, 2, 2]
     assert lines[1]["reward/mean"] == "nan"
     for line in (lines[0], *lines[2:]):
@@ -77,7 +77,7 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
     assert "optimizer.learning_rate" in error
     assert f"{tmp_path / 'run' / 'checkpoints' / '4'}" in error
     assert (tmp_path / "run" / "checkpoints" / "4" / "state").is_dir()
-    # With the cause mended the same command goes on from there.
+    # After the cause is fixed, the same command continues the run.
     code, lines = train("False", "train.steps=8", "train.max_skipped_updates=4")
     assert code == 0 and [line["policy/skipped"] for line in lines] == [0, 0, 2, 4, 4, 4, 4, 4]
 

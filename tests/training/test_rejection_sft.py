@@ -1,4 +1,4 @@
-"""Supervised rows from a policy's own correct responses."""
+"""Tests the supervised examples that are built from correct responses of the policy."""
 
 import inspect
 import types
@@ -73,7 +73,7 @@ def examples(tokenizer, correct):
 
 def test_correct_responses_that_ended_are_learned_with_their_length_before_them(tokenizer):
     tokens, mask = examples(tokenizer, [1, 0, 1])
-    # The second is wrong, the third was cut by its budget.
+    # The second response is wrong, and the third was truncated at its budget.
     assert len(tokens) == 1
     assert tokenizer.decode(tokens[0]) == "<bos>4a2<think>g8ha4+2=6</think><answer>6</answer>"
     learned = tokenizer.decode(tokens[0][mask[0]])

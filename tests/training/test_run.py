@@ -1,4 +1,4 @@
-"""What stays fixed in a run, and the state it starts from."""
+"""Tests `make_run` and the state from which a run starts."""
 
 import numpy as np
 

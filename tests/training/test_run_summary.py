@@ -1,4 +1,4 @@
-"""The first lines of a run, and the commands after its last one."""
+"""Tests the lines that a run prints at its start, and the commands that it suggests at its end."""
 
 import dataclasses
 import os

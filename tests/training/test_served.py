@@ -1,4 +1,4 @@
-"""A run's facts as a fleet needs them, with a server that reads the folder that the run writes."""
+"""Tests training with a fleet of servers, which load the policy from a folder that a run writes."""
 
 import asyncio
 import dataclasses
@@ -23,7 +23,7 @@ from bacr_jax.training.algorithm import iterate
 from bacr_jax.types import NO_BUDGET
 from methods_world import Odd, load, run_of
 
-# Tokens of the longest row.
+# Maximum number of tokens of a prompt and its response.
 WIDTH = 64
 
 
@@ -156,7 +156,7 @@ def largest_mismatch(config):
         ([], 1e-3),
         (["model.compute_dtype=bfloat16"], 0.1),
         (["model.product_dtype=bfloat16"], 0.1),
-        # Of a policy before an update that the batch was not sampled by.
+        # In the next two cases, the policy is updated between sampling and learning.
         (["rollout.async_steps=1", "loss.importance_cap=2"], 0.1),
         (["loss.old_logprobs=sampler", "loss.importance_cap=2", "train.minibatches=2"], 0.1),
         (["loss.old_logprobs=sampler", "loss.importance_cap=2", "train.minibatches=1"], 1e-3),
@@ -177,7 +177,7 @@ def test_every_push_is_checked_by_other_questions_and_budgets(served_run):
     assert len({one.budget for one in first}) > 4
     assert len({one.prompt for one in first}) > 4
     scores = probe.score(run.params(state.train), first)
-    # Of each context a distribution, in which nothing is left to what the format never writes.
+    # The scores of each context are a distribution in which only allowed tokens are likely.
     np.testing.assert_allclose(np.exp(scores).sum(-1), 1.0, rtol=1e-5)
     allowed = np.asarray(run.task_data.rules.allowed_tokens)
     assert (scores[:, ~allowed] < -1e3).all() and scores.shape == (len(first), len(allowed))

@@ -1,4 +1,4 @@
-"""Supervised examples made of any source's traces."""
+"""Tests the supervised examples of the warm-up, built from the traces of several kinds of data."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_the_longest_style_comes_first_and_then_all_by_their_weights(lessons_of)
     lessons, tokenizer = lessons_of()
     early = styles_in(lessons, tokenizer, range(20))
     assert early["checks"] > 0 and early["at_once"] == early["steps"] == 0
-    # Sums of two terms are of level 1, of three of level 5.
+    # Sums of two terms have level 1, and sums of three terms have level 5.
     first = [text for text, _ in examples(lessons, tokenizer, 0)]
     assert all(len(text.partition("<think>")[0]) == len("<bos>1+2") for text in first)
     lessons, tokenizer = lessons_of("warmup.styles={at_once: 3, steps: 1}")
@@ -97,12 +97,12 @@ def test_prompts_of_a_style_hold_its_first_token(lessons_of):
     prompts, answers = lessons.opened("steps", 12)
     texts = [tokenizer.decode(row[:n]) for row, n in zip(prompts.tokens, prompts.lengths)]
     assert len(answers) == len(texts) > 10 and all(text.endswith("<think>:") for text in texts)
-    # They are held out: what is measured is not what was learned by heart.
+    # The measured questions are held out, so that memorized answers do not count.
     taught = {text.partition("<think>")[0] for s in range(40) for text, _ in examples(*made, s)}
     assert taught.isdisjoint(text.partition("<think>")[0] for text in texts)
 
 
-# A question without a trace, one without an answer, and two that are taught.
+# Two complete questions, a question without a long trace, and a question without an answer.
 TABLE = [
     {"question": "2+2?", "answer": "4", "long": "Two and two.\nIs 4.", "short": "4"},
     {"question": "1+2?", "answer": "3", "long": "", "short": "3"},
@@ -146,7 +146,7 @@ def test_a_sets_own_solutions_are_taught_in_the_prompt_format(
     responses = [text.partition(opened)[2].rstrip(tokenizer.decode(0)) for text in written]
     whole = f"{solution}{end}"
     assert whole in responses and sum(text == whole for text in responses) > len(responses) / 2
-    # The others were cut somewhere, and end as a cut trace does in training.
+    # The other traces were truncated, and end like a truncated trace in training.
     others = [text for text in responses if text != whole]
     assert others and all(text.endswith(cut) for text in others)
     assert all(solution.startswith(text.removesuffix(cut)) for text in others)

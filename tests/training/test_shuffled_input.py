@@ -1,4 +1,4 @@
-"""budget.shuffle_input: the budget as input says nothing about the truncation."""
+"""Tests budget.shuffle_input, with which the budget as input is independent of the truncation."""
 
 import json
 
@@ -16,7 +16,8 @@ from bacr_jax.training.dynamic_sampling import BatchPlan, with_shuffled_input
 from small_config import SMALL, small_config
 
 SHUFFLED = "budget.shuffle_input=true"
-# A baseline that reads no budget, and rates with which phi(b) is far from 0 after a step.
+# A baseline that does not depend on the budget, and learning rates with which the budget embedding
+# is far from 0 after one step.
 RUN = [
     SHUFFLED,
     "advantage.baseline=group",
@@ -46,7 +47,7 @@ def test_the_input_is_the_batchs_budgets_in_another_order():
 
 
 def test_the_input_is_independent_of_the_truncation():
-    # Two budgets: with input 8, half of the truncations are 8, as without looking at the input.
+    # Both budgets are equally frequent, so half of the traces with input 8 are truncated at 8.
     budgets = np.repeat([[8, 16]], 8, axis=0)
     keys = jax.random.split(jax.random.key(1), 200)
     inputs = np.array([with_shuffled_input(plan_of(budgets), key).input_budgets for key in keys])

@@ -1,8 +1,10 @@
-"""Hours of training under everything that befalls a machine: no growth, and the same end.
+"""Tests that a run of hours with repeated failures has the same results, and needs no more memory.
 
 python -m pytest -m soak tests/training/test_soak.py --soak-steps 4000 --soak-out /tmp/soak
 
-The same command goes on where it was cut off, and with more steps where it ended.
+The failures are kills, a full disk, a slow file system, a missing verifier and stops by a signal. A
+leg is the time from a start of the program to its end. The same command continues an interrupted
+test. With more steps, it extends a finished test.
 """
 
 import collections
@@ -28,7 +30,8 @@ from whole_runs import assert_same_run
 
 ROOT = Path(__file__).parents[2]
 VERIFIER = "def check(question, answer, gold):\n    return float(answer.split() == gold.split())\n"
-# Delays what Python asks of the file system; arrays are written past it, but named by it.
+# Module that delays Python's calls of the file system. The contents of arrays are written without
+# such calls, but their files are renamed by them.
 SLOW_FILES = """
 import os, time
 def slow(call):
@@ -40,7 +43,7 @@ for name in ("fsync", "rename", "replace", "mkdir", "unlink"):
     setattr(os, name, slow(getattr(os, name)))
 """
 EVERY = 5
-# The rate is constant: a soak that is made longer knows another length than it began with.
+# The learning rate is constant, so that it does not change if the test is extended by more steps.
 SETTINGS = (
     *("warmup.steps=300", "warmup.target_accuracy=0", "warmup.short_accuracy=0"),
     *("warmup.hold_accuracy=0", "warmup.max_hold=0", "budget.max=16", "curriculum.mu0=12"),
@@ -50,11 +53,13 @@ SETTINGS = (
 )
 NAMES = ("undisturbed", "disturbed")
 KINDS = ("killed", "full disk", "slow files", "dead verifier", "stopped")
-# Seconds of a leg in which growth would show beside what the first steps and evaluations need.
+# Minimum duration of a leg in seconds to test it for growth. In a shorter leg, the memory of the
+# first steps and evaluations would hide the growth.
 LONG = 1800
-# A step, an evaluation or a save may need so many bytes for a while, and so many handles.
+# Temporary needs of a step, an evaluation or a save: bytes, open file handles, and processes.
 SLACK_BYTES, SLACK_HANDLES, SLACK_PROCESSES = 64 << 20, 8, 1
-# What the array store never frees: 1 KB of each of 72 arrays that are saved and read; and room.
+# Bytes that the array store does not free after a save: 1 KB for each time that one of 72 arrays is
+# written or read, and a margin.
 BYTES_OF_A_SAVE = 150 << 10
 
 
@@ -72,7 +77,8 @@ class Watch:
 
     def __init__(self, path, folder):
         self.folder = folder
-        self.rows = read_lines(path) if path.exists() else []  # Of a soak that was cut off.
+        # An interrupted test has already recorded rows.
+        self.rows = read_lines(path) if path.exists() else []
         self.began = time.monotonic() - (self.rows[-1]["seconds"] if self.rows else 0.0)
         self.process, self._path = None, path
         self._end = threading.Event()
@@ -95,7 +101,7 @@ class Watch:
                     "saved": newest(self.folder),
                 }
             except (OSError, IndexError):
-                continue  # It has just ended.
+                continue  # The process has just ended.
             self.rows.append(row)
             with self._path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -118,7 +124,7 @@ def keep_log(process, path):
 
 def start(folder, shared, steps, watch, *, slow=0.0):
     command = [sys.executable, "-m", "bacr_jax.train", "--config", "quickstart", *SETTINGS]
-    # A soak of more steps goes on with one of fewer.
+    # Allow another number of steps, so that a finished test can be extended.
     command += [f"train.steps={steps}", f"output.dir={folder}", "--allow-change", "train.steps"]
     command += [f"warmup.dir={shared.parent / 'warm'}", f"grader={shared / 'verify.py'}:check"]
     path = os.pathsep.join([str(shared.parent / "slow"), str(ROOT / "src")])
@@ -129,7 +135,7 @@ def start(folder, shared, steps, watch, *, slow=0.0):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    # Not by the process itself, whose files may be kept from growing.
+    # Write the log in this process, because the files of the child process may not grow.
     threading.Thread(target=keep_log, args=(process, log_of(folder)), daemon=True).start()
     watch.process = process
     return process
@@ -155,7 +161,7 @@ def newest(folder):
 
 
 def last_line(folder):
-    time.sleep(0.5)  # Until it has been written down.
+    time.sleep(0.5)  # Wait until the log is written.
     return log_of(folder).read_text().strip().splitlines()[-1]
 
 
@@ -169,12 +175,13 @@ def disturb(kind, process, folder, shared):
         process.terminate()
         assert process.wait(600) in (0, 75), last_line(folder)
     elif kind == "full disk":
-        # Files may not grow: what an append and a save are told is what a full disk tells them.
+        # Limit the size of files, so that appending and saving fail as on a full disk.
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (512, 512))
         assert process.wait(600) == 2, last_line(folder)
         assert "can't be written" in last_line(folder)
     else:
-        # Right after a step its workers are idle: no verdict is lost, and others are started.
+        # Kill the grading workers right after a step, when they are idle. No verdict is lost, and
+        # new workers are started.
         before = logged(folder)
         if until(lambda: logged(folder) > before, process):
             for pid in offspring(process.pid):
@@ -198,7 +205,7 @@ def leg(kind, folder, shared, steps, every, watch):
     """Trains for a while, to a mishap; False: to the end, before it came."""
     at = newest(folder)
     process = start(folder, shared, steps, watch, slow=0.2 * (kind == "slow files"))
-    # It has to get somewhere first.
+    # Wait for a new checkpoint, so that every leg makes progress.
     if until(lambda: newest(folder) > at, process):
         leave = time.monotonic() + every
         if until(lambda: time.monotonic() > leave, process):
@@ -288,7 +295,7 @@ def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, r
         return watch.rows
 
     legs, arms = [], {}
-    # Side by side: each keeps about one core busy.
+    # Train both runs at the same time, because each uses about one CPU core.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name, rows in zip(NAMES, pool.map(run, NAMES)):
             minutes = rows[-1]["seconds"] / 60

@@ -1,4 +1,4 @@
-"""data.order=shuffled in a run: complete passes, also across a kill and a resume."""
+"""Tests that data.order=shuffled uses each question once per pass, also in a resumed run."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def test_each_question_comes_once_in_a_pass_also_after_a_resume(tmp_path):
         first, state = draw(trainer, trainer.start()[0], 2)
         trainer.save(state, 2)
         trainer.checkpoints.close()
-    # another process finds only the folder
+    # Resume the run with nothing but its folder.
     with open_run(run, settings) as folder:
         trainer = Trainer(settings, folder)
         state, step = trainer.start()

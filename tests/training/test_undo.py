@@ -1,4 +1,4 @@
-"""An update whose traces break a bound is undone once, and the run goes on as without it."""
+"""Tests that an update is undone once if the traces sampled after it violate a bound."""
 
 import dataclasses
 
@@ -44,9 +44,9 @@ def small_state(updates):
     ("before", "now", "breaks"),
     [
         (0.98, 0.80, True),
-        (0.98, 0.90, False),  # at the bound
+        (0.98, 0.90, False),  # equal to the bound
         (0.85, 0.80, True),
-        (0.80, 0.85, False),  # below the bound, but the update made it better
+        (0.80, 0.85, False),  # below the bound, but better than before the update
     ],
 )
 def test_a_share_breaks_its_bound_only_where_the_update_made_it_worse(before, now, breaks):
@@ -79,7 +79,7 @@ def test_the_state_of_before_comes_back_after_its_arrays_were_donated():
     want = jax.tree.map(np.array, state)
     guard.keep(state, shares(1.0))
     jax.tree.map(lambda leaf: leaf.delete(), state)
-    for _ in range(2):  # What was returned may be donated too.
+    for _ in range(2):  # The returned arrays may be donated, too.
         restored = guard.restored()
         jax.tree.map(np.testing.assert_array_equal, restored, want)
         jax.tree.map(lambda leaf: leaf.delete(), restored)
@@ -174,9 +174,9 @@ def test_a_spoilt_update_leaves_no_trace_in_the_state_but_its_tokens(runs):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.train))
     assert [one.metrics["train/undone"] for one in spoilt] == [0.0, 0.0, 1.0]
     assert numbers(spoilt[2])["reward/mean"] == numbers(undone[2])["reward/mean"]
-    # Two updates count: the first and the third.
+    # Only the first and the third update count.
     assert int(state.train.updates) == 2
-    # Pass rates and running means are of four batches' traces less the one thrown away.
+    # The tokens of the discarded traces are counted.
     fine = runs["off"][0]
     assert state.generated_tokens > fine.generated_tokens
 

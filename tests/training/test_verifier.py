@@ -1,4 +1,4 @@
-"""A run graded by a verifier of one's own that misbehaves in every way: counted, and it goes on."""
+"""Tests runs with a user-defined verifier that fails, hangs, or returns invalid scores."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from whole_runs import WHOLE_RUN
 
 JUDGE = Path(__file__).parents[2] / "examples" / "verify_with_judge.py"
 FAST = ("output.tensorboard=false", "output.report=false", "eval.samples=0", "eval.every=null")
-# Enough for a policy that closes most of its answers.
+# Overrides with which the policy closes most of its answers.
 CLOSED = ("rollout.answer_tokens=4", "warmup.steps=200", "rollout.questions=8")
 
 
-# Fails while a file is there, which the test makes and takes away.
+# A verifier that fails while a file exists. A test creates and removes the file.
 FAILING = """
 import os
 
@@ -29,7 +29,11 @@ def check(question, answer, gold):
 
 @pytest.fixture
 def failing(tmp_path):
-    """A verifier, the file while which is there it fails, and the words of a run graded by it."""
+    """Writes the verifier and the config of a run.
+
+    Returns the path of the file during whose existence the verifier fails, the path of the config,
+    and overrides for a run that is graded by the verifier.
+    """
     mark = tmp_path / "away"
     verifier, config = tmp_path / "mine.py", tmp_path / "small.yaml"
     verifier.write_text(FAILING.replace("{mark!r}", repr(str(mark))))
@@ -49,7 +53,7 @@ def test_a_verifier_that_fails_on_the_first_evaluation_stops_the_run(failing, tm
     assert "ConnectionError: the judge is away (line 6)" in line
     folder = tmp_path / "run"
     assert (folder / "checkpoints" / "0").is_dir()
-    # What was evaluated without scores is no evaluation.
+    # An evaluation without any score is not recorded.
     assert not (folder / "eval.jsonl").exists()
     mark.unlink()
     assert main(["--config", str(config), *words]) == 0
@@ -117,7 +121,7 @@ def test_a_judge_that_hangs_raises_or_says_nonsense_is_counted_and_training_goes
     verifier.write_text(JUDGE.read_text())
     own = [f"grader={verifier}:judge", "grading.deadline=1", "grading.workers=4"]
     with judge(moody) as server:
-        # A call that hangs is ended by the grader's deadline.
+        # A call that hangs is terminated at the grader's deadline.
         point_at(server, monkeypatch, tmp_path / "budget", SECONDS=5, TRIES=2)
         assert main([*command, *own]) == 0
     records = read_lines(folder / "metrics.jsonl")
@@ -126,13 +130,13 @@ def test_a_judge_that_hangs_raises_or_says_nonsense_is_counted_and_training_goes
     assert all(reasons.values()), reasons
     assert total(records, "failed_range")
     assert total(records, "failed") == sum(total(records, f"failed_{fault}") for fault in FAULTS)
-    # Answers that got part credit paid it.
+    # Answers with a partial score have a partial reward.
     assert sum(record["grader/partly_correct"] for record in records)
     assert any(0 < record["reward/cut_4"] < 1 for record in records)
     said = "".join(capsys.readouterr())
     assert "WARNING: the verifier returned no score for" in said
     assert "answer format before training (" in said
-    # Another content of the file is another verifier, and is refused on resuming.
+    # A changed file is another verifier, with which the run can't be resumed.
     verifier.write_text(JUDGE.read_text() + "\n# changed\n")
     more = [*command, *own, "train.steps=5", "--allow-change", "train.steps"]
     assert main(more) == 2

@@ -1,4 +1,4 @@
-"""The warm-up that ends when a style of thinking is as accurate as asked."""
+"""Tests the schedules of the warm-up, which ends when the policy is accurate enough."""
 
 import copy
 import inspect
@@ -138,7 +138,7 @@ REDUNDANT = ("data.ledger.variant=redundant", "warmup.steps=800", "warmup.max_ho
 
 @pytest.mark.parametrize(("rounds", "steps"), [(0, 800), (1, 1180), (3, 1940)])
 def test_the_short_style_is_practised_until_it_is_right(tmp_path, monkeypatch, rounds, steps):
-    # A round is 100 steps and a fall of 35 % of 800.
+    # A round consists of 100 steps, and of a decay of the learning rate over 35 % of 800 steps.
     run = Practised(load(tmp_path, None, *REDUNDANT), rounds)
     assert until_accurate(run, monkeypatch) == {"accuracy": 1.0, "short_accuracy": 1.0}
     assert (run.step, run.planned, run.practised) == (steps, steps, rounds)
@@ -162,7 +162,7 @@ def test_nothing_is_practised_where_it_is_not_asked_or_the_policy_is_wrong(tmp_p
         UserError, match="the largest budget is 0.90, .* warmup.target_accuracy=0.95"
     ):
         until_accurate(run, monkeypatch)
-    # Three holds go by before it falls.
+    # All three extensions are used before the decay, so none is left for practice.
     assert run.practised == 0
 
 

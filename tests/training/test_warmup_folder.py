@@ -1,4 +1,4 @@
-"""Which warm-up a config asks for, and what its folder must hold before a run begins from it."""
+"""Tests the fingerprint of a warm-up, and the checks of its folder before a run starts."""
 
 import json
 
@@ -47,20 +47,20 @@ def test_a_warm_up_is_another_under_another_system_message(tmp_path):
         config_io.override(Config(), [*own, "conditioning.budget_input=none", *more])
     )
     prints = [of(), of("data.system_prompt=''"), of("data.template_variables={day: 1}")]
-    # What the answers are, and how thinking that was cut is closed.
+    # Settings of the answers, and of the text that closes truncated thinking.
     prints += [of("data.answer_column=solution"), of("data.answers=verbatim")]
     prints += [of("data.closing_text='</think>'")]
     told = lambda *more: of("conditioning.budget_input=prompt", *more)
     prints += [told(), told("conditioning.prompt_text='Use {budget} tokens.'")]
     assert len(set(prints)) == 8
-    # A sentence that is not told changes nothing.
+    # If prompts contain no budget, the sentence with the budget has no effect.
     assert of("conditioning.prompt_text='Use {budget} tokens.'") == of()
 
 
 def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
     identity = lambda *more: warmup_fingerprint(load(tmp_path, None, *STYLED, *more))
     plain = identity("conditioning.budget_input=embedding")
-    # of seed, model, data.ledger and warmup, as before there were words
+    # The hash of seed, model, data.ledger and warmup, as before prompts could contain budgets.
     assert len(plain) == 12 and identity("conditioning.budget_input=none", "budget.max=16") == plain
     words = identity("conditioning.budget_input=prompt")
     assert words != plain and identity("conditioning.budget_input=both") == words
@@ -96,7 +96,7 @@ def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, file
         return check_warmup(config.warmup, warmup_fingerprint(config), run)
     with pytest.raises(UserError, match=f"{tmp_path}/warm.*{says}"):
         check_warmup(config.warmup, warmup_fingerprint(config), run)
-    # A run that has begun does without it.
+    # A run that has a checkpoint does not need the warm-up.
     (run.checkpoints / "3").mkdir(parents=True)
     return check_warmup(config.warmup, warmup_fingerprint(config), run)
 
