@@ -288,6 +288,7 @@ STABILITY_LABELS = {
     "bounded-shared-budget": "KL at most .02, group with one budget",
     "tight-update": "KL of an update at most .005",
     "tight-by-budget": "KL at most .005, means by budget",
+    "tight-kl": "KL at most .005, KL to the start",
 }
 
 
