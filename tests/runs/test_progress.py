@@ -137,6 +137,23 @@ class TestPlainLines:
         assert "\x1b" not in world.stream.getvalue()
 
 
+def test_a_notebook_gets_plain_lines_although_its_stream_claims_to_be_a_terminal(clock):
+    class OutStream(io.StringIO):
+        def isatty(self):
+            return True
+
+    OutStream.__module__ = "ipykernel.iostream"
+    stream = OutStream()
+    progress = Progress(stream=stream, clock=clock)
+    with progress.phase("training", 2) as phase:
+        phase.update(1)
+        phase.update(2)
+    progress.print_line("a line of many short words " * 6)
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3 and not any("\x1b" in line or "\r" in line for line in lines)
+
+
 def test_a_disabled_progress_prints_nothing(clock):
     world = World(clock, enabled=False)
     with world.progress.phase("training", 1) as phase:

@@ -167,9 +167,15 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.clock = clock
         self._enabled = enabled
         file: Any = stream or sys.stdout
-        # Notebooks also get plain lines, because Jupyter would show each line as a separate HTML
-        # table.
-        self._console = Console(file=file, highlight=False, force_jupyter=False)
+        # Notebooks also get plain lines. Jupyter would show each line as a separate HTML table, and
+        # its output stream reports that it is a terminal, although it does not move a cursor.
+        is_notebook = type(file).__module__.partition(".")[0] == "ipykernel"
+        self._console = Console(
+            file=file,
+            highlight=False,
+            force_jupyter=False,
+            force_terminal=False if is_notebook else None,
+        )
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
             # A log file has no width, so use a large width, which keeps tables from being wrapped.
