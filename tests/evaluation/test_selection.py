@@ -119,19 +119,6 @@ def test_a_checkpoint_with_a_decline_is_not_chosen_for_being_within_the_interval
     assert choose([healthy, ruined]) == healthy
 
 
-def test_a_record_without_an_interval_is_chosen_by_its_mean_alone():
-    record = {
-        "step": 10,
-        "sets": {"val": summary({"16": 0.9})},
-        "anytime": {"val": {"greedy": {"mean": 0.9}}},
-    }
-    high = make_candidate(record, {}, "val")
-    assert high.lower_bound is None
-    low = high._replace(step=20, accuracy=0.89)
-    assert choose([high, low]) == high
-    assert choose([high, low, high._replace(step=30)]).step == 30
-
-
 def test_ties_go_to_the_newer_checkpoint_unless_all_have_declined():
     first, second = (candidate(step, {"16": 0.6, "48": 0.7}) for step in (10, 20))
     assert choose([first, second]) == second
@@ -169,8 +156,13 @@ def test_only_the_decoding_that_chooses_counts():
     record = {
         "step": 10,
         "sets": {"val": {**greedy, "sampled": sampled["greedy"]}},
-        "anytime": {"val": {"sampled": {"mean": 0.0}, "greedy": {"mean": 0.9}}},
+        "anytime": {
+            "val": {
+                "sampled": {"mean": 0.0, "mean_ci95": [0.0, 0.1]},
+                "greedy": {"mean": 0.9, "mean_ci95": [0.8, 1.0]},
+            }
+        },
     }
     start = {"val": {**summary({"16": 0.5}), "sampled": summary({"16": 0.9})["greedy"]}}
     made = make_candidate(record, start, "val")
-    assert (made.accuracy, made.declines) == (0.9, ())
+    assert (made.accuracy, made.lower_bound, made.declines) == (0.9, 0.8, ())

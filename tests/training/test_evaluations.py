@@ -18,7 +18,7 @@ def record(step, when, accuracy):
         "step": step,
         "when": when,
         "sets": {"train_holdout": summary},
-        "anytime": {"train_holdout": {"greedy": {"mean": accuracy}}},
+        "anytime": {"train_holdout": {"greedy": {"mean": accuracy, "mean_ci95": [accuracy, 1.0]}}},
     }
 
 

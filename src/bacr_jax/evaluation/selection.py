@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
       step: training step of the checkpoint.
       accuracy: mean accuracy over budgets on the selection set, in [0, 1], or None if this set was
         not evaluated.
-      lower_bound: lower end of the 95 % interval of `accuracy`, or None if it was not recorded.
+      lower_bound: lower end of the 95 % interval of `accuracy`, or None without an accuracy.
       worst: budget with the largest loss, or None if the set was not evaluated before training.
       declines: results that are significantly worse than before training, in the decoding mode used
         for selection.
@@ -67,8 +67,7 @@ def make_candidate(
     if set_name is None or accuracy is None:
         return Candidate(record["step"], None)
     mode = scoring_mode(record["anytime"][set_name])
-    interval = record["anytime"][set_name][mode].get("mean_ci95")
-    lower_bound = None if interval is None else float(interval[0])
+    lower_bound = record["anytime"][set_name][mode]["mean_ci95"][0]
     entries = record["sets"][set_name][mode]
     entries_before = before.get(set_name, {}).get(mode, {})
     changes = []
@@ -106,7 +105,8 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     if not without_decline:
         return max(measured, key=_rank_after_decline)
     highest = max(without_decline, key=_accuracy)
-    bound = _accuracy(highest) if highest.lower_bound is None else highest.lower_bound
+    bound = highest.lower_bound
+    assert bound is not None
     return [candidate for candidate in without_decline if _accuracy(candidate) >= bound][-1]
 
 
