@@ -16,7 +16,7 @@ from bacr_jax.parallel import MeshShape
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions import ledger, loaders
-from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.metrics import without_timings
 from bacr_jax.runs.progress import Progress
 from bacr_jax.runs.setup import make_policy
@@ -148,6 +148,18 @@ def test_methods_can_share_the_folder_of_a_warm_up(world, folder, warm, tmp_path
     shared = changed(run, warmup={"steps": 5, "dir": str(tmp_path / "shared")})
     initial_state(shared, folder, Progress(enabled=False))
     assert warm["place"] == tmp_path / "shared"
+
+
+def test_a_finished_warm_up_compiles_no_first_step(world, folder, warm, tmp_path, capsys):
+    run, _ = world
+    shared = tmp_path / "shared"
+    run = changed(run, warmup={"steps": 5, "dir": str(shared)})
+    initial_state(run, folder, Progress())
+    assert "compiling its first step" in capsys.readouterr().out
+    shared.mkdir()
+    WarmupPaths(shared).identity.write_text("{}")
+    initial_state(run, folder, Progress())
+    assert "reading finished weights" in capsys.readouterr().out
 
 
 def test_a_method_without_a_stage_of_its_own_starts_as_it_is(world):

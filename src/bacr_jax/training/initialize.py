@@ -424,7 +424,8 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
     warmup_folder = Path(warmup.dir) if warmup.dir else folder.warmup
     # Grade with the exact grader, because several runs with different graders may share a warm-up.
     task_data = _warmup_task_data(settings, run.task_data).exactly_graded()
-    compiles_ahead = can_compile_ahead(run) and not WarmupPaths(warmup_folder).identity.exists()
+    is_finished = WarmupPaths(warmup_folder).identity.exists()
+    compiles_ahead = can_compile_ahead(run) and not is_finished
     data = _warmup_data(settings.warmup, task_data)
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
@@ -435,8 +436,9 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
             warmup_run, task_data, params, key, style, prompts, references, progress, poll
         )
 
+    first_work = "reading finished weights" if is_finished else "compiling its first step"
     with (
-        progress.phase("warm-up", warmup.steps, "compiling its first step") as phase,
+        progress.phase("warm-up", warmup.steps, first_work) as phase,
         phase_memory("warm-up", batch_tokens=warmup.batch_tokens),
         compiling_in_background(lambda poll_work: compile_ahead(run, poll_work)) as begin,
     ):
