@@ -22,6 +22,7 @@ from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import dense_settings, eval_settings
 from bacr_jax.learner.micro_batches import Shapes
+from bacr_jax.learner.trust_region import MEASURED_TRACES
 from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import load_method
 from bacr_jax.model import adapters
@@ -66,7 +67,7 @@ class Workload:
       micro_rows: number of traces per gradient accumulation step, on all devices.
       scored: number of forward passes over all traces that only compute log-probabilities:
         old and reference ones, and those before and after an update whose KL divergence is limited
-        by optimizer.max_update_kl.
+        by optimizer.max_update_kl. Passes over a part of the traces count as fractions.
       prompt: padded prompt length in tokens.
       thinking: padded thinking length in tokens: the largest budget plus the grace window.
       draw: returns the expected lengths of the traces. It reads the training data if available.
@@ -317,8 +318,10 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     rows = config.rollout.questions * config.rollout.group_size
     cuts = method.num_cuts * method.answers
     update_rows = rows // train.minibatches
-    # If the KL divergence of an update is limited, its batch is scored before and after the update.
-    bound_passes = 2 if config.optimizer.max_update_kl is not None else 0
+    bound_passes = 0.0
+    if config.optimizer.max_update_kl is not None:
+        # Some traces of each update are scored before and after it.
+        bound_passes = 2 * min(MEASURED_TRACES / update_rows, 1.0)
     old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
     reference_passes = 1 if config.loss.kl_coef > 0 else 0
     if config.distill.coef > 0:

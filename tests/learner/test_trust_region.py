@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner import trust_region
 from bacr_jax.learner.train_step import init_state, score_batch
-from bacr_jax.learner.trust_region import SLACK, interpolated, kl_sum, shortened, step_scale
+from bacr_jax.learner.trust_region import (
+    SLACK,
+    interpolated,
+    kl_sum,
+    measured_micro_batches,
+    shortened,
+    step_scale,
+)
 from bacr_jax.learner.updates import Updates
 from devices_world import run_on_devices
 from learner_world import RULES, SPEC, WORLD, make_batch_by_hand, state_of
@@ -96,6 +103,21 @@ def test_a_half_step_is_half_way():
     np.testing.assert_array_equal(after["w"], [2.0])
 
 
+@pytest.mark.parametrize(
+    ("traces", "chosen"),
+    [
+        ([24, 24, 16], [0, 1, 2]),  # 64 traces
+        ([32] * 8, [2, 6]),  # 64 of 256
+        ([8] * 16, [1, 3, 5, 7, 9, 11, 13, 15]),  # 64 of 128
+        ([512], [0]),  # one micro-batch can't be split
+        ([40, 30], [0, 1]),  # one of them has too few
+        ([0, 0], [0, 1]),
+    ],
+)
+def test_the_micro_batches_on_which_a_step_is_measured(traces, chosen):
+    assert measured_micro_batches(traces) == chosen
+
+
 @pytest.fixture(scope="module")
 def batch():
     return make_batch_by_hand()
@@ -135,6 +157,28 @@ def test_an_update_is_shortened_to_the_bound_however_it_is_split(batch, split):
         np.testing.assert_allclose(z, x + scale * (y - x), atol=1e-6)
     # The value head takes the whole step.
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), limited.head, whole.head)
+
+
+@pytest.mark.parametrize("split", [{"micro_batch_rows": 1}, BY_TOKENS, PADDING_FREE])
+def test_a_step_is_measured_on_the_chosen_micro_batches_only(batch, split, monkeypatch):
+    tx = optax.sgd(1.0)
+    monkeypatch.setattr(trust_region, "MEASURED_TRACES", 1)
+    scored = []
+    score = trust_region.mean_kl
+    monkeypatch.setattr(
+        trust_region,
+        "mean_kl",
+        lambda old, new, parts: scored.append(parts) or score(old, new, parts),
+    )
+    limited, metrics = updated(batch, BOUND, tx, **split)
+    for parts in scored:
+        (rows,) = parts
+        assert 0 < np.count_nonzero(rows.sampled) < len(batch.sampled)
+    assert 0.0 < float(metrics["policy/update_scale"]) < 1.0
+    start = jax.tree.map(np.asarray, state_of().policy)
+    (rows,) = scored[0]
+    kl = kl_between(rows, start, updated(batch, None, tx, **split)[0].policy)
+    assert float(metrics["policy/update_kl"]) == pytest.approx(kl, rel=1e-3)
 
 
 def test_a_bound_that_no_step_meets_changes_nothing_but_two_metrics(batch):

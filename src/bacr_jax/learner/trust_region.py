@@ -30,6 +30,27 @@ SLACK = 1.1
 # Maximum number of times that a step is shortened before it is dropped. Shortening once is usually
 # enough. A step whose KL divergence is far from quadratic in its length needs two or three times.
 MOST_SHRINKS = 4
+# The KL divergence is measured on about this many traces of a minibatch. It is a mean over tokens,
+# so more traces would cost forward passes and hardly change it.
+MEASURED_TRACES = 64
+
+
+def measured_micro_batches(traces: Sequence[int]) -> list[int]:
+    """Chooses the micro-batches on which the KL divergence of a step is measured.
+
+    The chosen micro-batches have about `MEASURED_TRACES` traces together. They are evenly spaced,
+    because micro-batches can be sorted by length. If there are not more traces, all are chosen.
+
+    Args:
+      traces: number of traces of each micro-batch, without padding.
+
+    Returns:
+      Indices of the chosen micro-batches, in increasing order.
+    """
+    total = max(sum(traces), 1)
+    count = math.ceil(MEASURED_TRACES * len(traces) / total)
+    count = min(count, len(traces))
+    return [(2 * i + 1) * len(traces) // (2 * count) for i in range(count)]
 
 
 def kl_sum(
@@ -167,13 +188,13 @@ def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> 
     """Wraps an optimizer step so that KL(old policy || new policy) is at most `SLACK` x `bound`.
 
     Only the step of the policy is shortened. The value head and the optimizer moments are always
-    updated with the full step. The wrapper needs two additional forward passes over the traces, one
+    updated with the full step. The wrapper needs two additional forward passes over `parts`, one
     before and one after the step, and another pass each time the step is shortened.
 
     Args:
       step: the optimizer step. It may donate the buffers of its state.
       score: function that computes the log-probabilities of the traces in `parts`.
-      parts: traces of the step, as micro-batches on their devices.
+      parts: traces on which the KL divergence is measured, as micro-batches on their devices.
       bound: value of `optimizer.max_update_kl`, in nats per token.
     """
 

@@ -40,7 +40,7 @@ from bacr_jax.learner.train_step import (
     score_batch,
     train_step,
 )
-from bacr_jax.learner.trust_region import Step, bounded
+from bacr_jax.learner.trust_region import Step, bounded, measured_micro_batches
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
 from bacr_jax.types import Params
@@ -231,8 +231,7 @@ class Updates:
           earlier: the earlier policies.
           parts: number of micro-batches into which the traces are split for scoring.
         """
-        mesh = self.spec.mesh
-        rows = rows if mesh is None else place(rows, row_sharding(mesh))
+        rows = self._placed(rows)
         old = self._score(earlier.policy, rows, parts) if earlier.scores_policy else None
         reference = None
         if earlier.reference is not None:
@@ -241,6 +240,11 @@ class Updates:
         if self.teacher is not None:
             teacher = self.teacher.scores(earlier.policy, rows, self.allowed_tokens, parts)
         return Minibatch(rows, old, reference, teacher)
+
+    def _placed(self, rows: Batch) -> Batch:
+        """Moves traces to their devices."""
+        mesh = self.spec.mesh
+        return rows if mesh is None else place(rows, row_sharding(mesh))
 
     def _score(self, policy: Params, rows: Batch, parts: int) -> TokenScores:
         """Computes the log-probabilities of the traces' tokens, in `parts` micro-batches.
@@ -275,7 +279,14 @@ class Updates:
                 **self._optimizers(),
             )
 
-        return self._bounded(step, [minibatch.batch], frozen, num_parts)
+        if self.max_update_kl is None:
+            return step
+        chosen = measured_micro_batches([size // num_parts] * num_parts)
+        measured = minibatch.batch
+        if len(chosen) < num_parts:
+            rows = np.arange(size).reshape(num_parts, -1)[chosen].ravel()
+            measured = self._placed(jax.tree.map(lambda x: x[rows], part))
+        return self._bounded(step, [measured], self.max_update_kl, frozen, len(chosen))
 
     def _step_by_tokens(self, part: Batch, earlier: Earlier, frozen: Params | None) -> Step:
         """Scores a minibatch and returns the function that takes its optimizer step.
@@ -284,7 +295,7 @@ class Updates:
         tokens. The arguments are as for `_step_by_rows`.
         """
         normalizers = _normalizers(part, spec=self.spec)
-        micro_batches = self._micro_batches(part)
+        micro_batches = list(self._micro_batches(part))
         scored = [self._scored(rows, earlier) for rows in micro_batches]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
@@ -297,32 +308,36 @@ class Updates:
                 **self._optimizers(),
             )
 
-        return self._bounded(step, [minibatch.batch for minibatch in scored], frozen)
+        if self.max_update_kl is None:
+            return step
+        traces = [int(np.count_nonzero(rows.sampled)) for rows in micro_batches]
+        measured = [scored[index].batch for index in measured_micro_batches(traces)]
+        return self._bounded(step, measured, self.max_update_kl, frozen)
 
     def _bounded(
-        self, step: Step, rows: Sequence[Batch], frozen: Params | None, parts: int = 1
+        self,
+        step: Step,
+        rows: Sequence[Batch],
+        bound: float,
+        frozen: Params | None,
+        parts: int = 1,
     ) -> Step:
         """Limits how far an optimizer step may move the policy.
 
         Args:
           step: function that takes an optimizer step.
-          rows: the traces on which the step is computed, as arrays on their devices. The KL
-            divergence between the policies before and after the step is measured on them.
+          rows: traces of the minibatch, as arrays on their devices. The KL divergence between the
+            policies before and after the step is measured on them.
+          bound: maximum KL divergence, in nats per token.
           frozen: parameters of the policy that are not trained. None if all are trained.
           parts: number of micro-batches into which each entry of `rows` is split for scoring.
-
-        Returns:
-          A function that takes the step with a KL divergence of at most `max_update_kl`, or `step`
-          itself if this limit is None.
         """
-        if self.max_update_kl is None:
-            return step
 
         def score(trained: Params) -> list[TokenScores]:
             policy = {**(frozen or {}), **trained}
             return [self._score(policy, batch, parts) for batch in rows]
 
-        return bounded(step, score, rows, self.max_update_kl)
+        return bounded(step, score, rows, bound)
 
     def _micro_batches(self, part: Batch, *, empty: bool = False) -> Iterable[Batch]:
         """Splits a minibatch into micro-batches of at most `micro_batch_tokens` tokens.
