@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt16
 
 
 def row_products(x: Float[Array, "*B R D"], y: Float[Array, "*B R E"]) -> Float[Array, "*B D E"]:
@@ -92,38 +92,54 @@ def _rounded_einsum(subscripts: str, x: Array, y: Array, dtype: Any) -> Array:
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
+def _bits(x: Array) -> Array:
+    """Reinterprets 16-bit floats as integers.
+
+    XLA's CPU backend copies 16-bit floats by converting each of them to fp32 and back. It copies
+    integers as they are, which is several times as fast.
+    """
+    return jax.lax.bitcast_convert_type(x, jnp.uint16)
+
+
 def _rounded_row_products(
-    x: Float[Array, "R D"], y: Float[Array, "R E"], dtype: Any
+    bits: UInt16[Array, "R D"], y: Float[Array, "R E"], dtype: Any
 ) -> Float[Array, "D E"]:
     """Computes x^T y with rounded operands, accumulated in fp32.
 
     On CPUs, x is transposed by a gather of its columns. XLA could move a plain transposition behind
     the product, which would then be computed in fp32 at half the speed. It does not move a gather.
+
+    Args:
+      bits: the rounded matrix x (see `_bits`).
+      y: fp32 matrix.
+      dtype: 16-bit dtype of x, to which y is rounded.
     """
 
     def product(columns: Array, y: Array) -> Array:
+        columns = jax.lax.bitcast_convert_type(columns, dtype)
         return _rounded_einsum("dr,re->de", columns, y, dtype)
 
-    def gathered(x: Array, y: Array) -> Array:
-        columns = x.astype(dtype).T[jnp.arange(x.shape[1])]
+    def gathered(bits: Array, y: Array) -> Array:
+        columns = bits.T[jnp.arange(bits.shape[1])]
         return jax.lax.optimization_barrier(product(columns, y))
 
-    def transposed(x: Array, y: Array) -> Array:
-        return product(x.T, y)
+    def transposed(bits: Array, y: Array) -> Array:
+        return product(bits.T, y)
 
-    return jax.lax.platform_dependent(x, y, cpu=gathered, default=transposed)
+    return jax.lax.platform_dependent(bits, y, cpu=gathered, default=transposed)
 
 
 def _rounded_times_forward(x: Array, y: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
-    return _rounded_einsum("rd,de->re", x, y, dtype), (x.astype(dtype), y)
+    # A scan over layers copies the saved operands into arrays of all layers.
+    return _rounded_einsum("rd,de->re", x, y, dtype), (_bits(x.astype(dtype)), y)
 
 
 def _rounded_times_gradient(
     dtype: Any, operands: tuple[Array, Array], upstream: Array
 ) -> tuple[Array, Array]:
-    x, y = operands
+    bits, y = operands
     x_gradient = _rounded_einsum("re,de->rd", upstream, y, dtype)
-    y_gradient = _rounded_row_products(x, upstream, dtype)
+    y_gradient = _rounded_row_products(bits, upstream, dtype)
     return x_gradient, y_gradient.astype(y.dtype)
 
 
