@@ -1,6 +1,7 @@
 """The KL of a step by hand, and steps that are shortened until they are within the bound."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner import trust_region
+from bacr_jax.learner.batch import only_rows
 from bacr_jax.learner.train_step import init_state, score_batch
 from bacr_jax.learner.trust_region import (
     SLACK,
@@ -112,6 +114,7 @@ def test_a_half_step_is_half_way():
         ([512], [0]),  # one micro-batch can't be split
         ([40, 30], [0, 1]),  # one of them has too few
         ([0, 0], [0, 1]),
+        ([0, 32, 0, 32, 32, 32], [3, 5]),  # only those with traces
     ],
 )
 def test_the_micro_batches_on_which_a_step_is_measured(traces, chosen):
@@ -179,6 +182,17 @@ def test_a_step_is_measured_on_the_chosen_micro_batches_only(batch, split, monke
     (rows,) = scored[0]
     kl = kl_between(rows, start, updated(batch, None, tx, **split)[0].policy)
     assert float(metrics["policy/update_kl"]) == pytest.approx(kl, rel=1e-3)
+
+
+@pytest.mark.parametrize("split", [{"micro_batch_rows": 1}, BY_TOKENS, PADDING_FREE])
+def test_micro_batches_without_tokens_do_not_hide_a_large_step(batch, split, monkeypatch):
+    """Traces that the loss leaves out have no tokens, and their KL would be 0."""
+    monkeypatch.setattr(trust_region, "MEASURED_TRACES", 1)
+    size = len(batch.sampled)
+    for kept in itertools.combinations(range(size), 2):
+        keep = np.isin(np.arange(size), kept)
+        _, metrics = updated(only_rows(batch, keep), BOUND, optax.sgd(3.0), **split)
+        assert float(metrics["policy/update_kl"]) > 0.0, kept
 
 
 def test_a_bound_that_no_step_meets_changes_nothing_but_two_metrics(batch):

@@ -39,18 +39,23 @@ def measured_micro_batches(traces: Sequence[int]) -> list[int]:
     """Chooses the micro-batches on which the KL divergence of a step is measured.
 
     The chosen micro-batches have about `MEASURED_TRACES` traces together. They are evenly spaced,
-    because micro-batches can be sorted by length. If there are not more traces, all are chosen.
+    because micro-batches can be sorted by length. If there are not more traces, all micro-batches
+    with a trace are chosen.
 
     Args:
-      traces: number of traces of each micro-batch, without padding.
+      traces: number of traces with sampled tokens in each micro-batch.
 
     Returns:
-      Indices of the chosen micro-batches, in increasing order.
+      Indices of the chosen micro-batches, in increasing order. All of them if there is no trace.
     """
-    total = max(sum(traces), 1)
-    count = math.ceil(MEASURED_TRACES * len(traces) / total)
-    count = min(count, len(traces))
-    return [(2 * i + 1) * len(traces) // (2 * count) for i in range(count)]
+    candidates = [index for index, count in enumerate(traces) if count]
+    if not candidates:
+        return list(range(len(traces)))
+    count = math.ceil(MEASURED_TRACES * len(candidates) / sum(traces))
+    count = min(count, len(candidates))
+    # The middles of `count` sections of equal size.
+    middles = [(2 * i + 1) * len(candidates) // (2 * count) for i in range(count)]
+    return [candidates[middle] for middle in middles]
 
 
 def kl_sum(

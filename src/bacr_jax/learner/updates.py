@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.batch import Batch
@@ -61,6 +61,11 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
     if minibatches == 1 or old_logprobs == "sampler":
         return 0
     return minibatches - (old_logprobs == "learner")
+
+
+def _has_tokens(batch: Batch) -> Bool[np.ndarray, "B"]:
+    """Returns a mask on the host that is True for traces with sampled tokens."""
+    return (np.asarray(batch.sampled) > 0) | (np.asarray(batch.answered) > 0).any(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,10 +286,12 @@ class Updates:
 
         if self.max_update_kl is None:
             return step
-        chosen = measured_micro_batches([size // num_parts] * num_parts)
+        rows_of_parts = np.arange(size).reshape(num_parts, -1)
+        has_tokens = _has_tokens(part)
+        chosen = measured_micro_batches([int(has_tokens[rows].sum()) for rows in rows_of_parts])
         measured = minibatch.batch
         if len(chosen) < num_parts:
-            rows = np.arange(size).reshape(num_parts, -1)[chosen].ravel()
+            rows = rows_of_parts[chosen].ravel()
             measured = self._placed(jax.tree.map(lambda x: x[rows], part))
         return self._bounded(step, [measured], self.max_update_kl, frozen, len(chosen))
 
@@ -310,7 +317,7 @@ class Updates:
 
         if self.max_update_kl is None:
             return step
-        traces = [int(np.count_nonzero(rows.sampled)) for rows in micro_batches]
+        traces = [int(_has_tokens(rows).sum()) for rows in micro_batches]
         measured = [scored[index].batch for index in measured_micro_batches(traces)]
         return self._bounded(step, measured, self.max_update_kl, frozen)
 

@@ -92,7 +92,7 @@ def _rounded_einsum(subscripts: str, x: Array, y: Array, dtype: Any) -> Array:
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
-def _bits(x: Array) -> Array:
+def _bits(x: Float[Array, "*B"]) -> UInt16[Array, "*B"]:
     """Reinterprets 16-bit floats as integers.
 
     XLA's CPU backend copies 16-bit floats by converting each of them to fp32 and back. It copies
