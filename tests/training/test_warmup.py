@@ -152,6 +152,23 @@ def test_a_short_style_that_is_never_right_is_refused(tmp_path, monkeypatch):
         until_accurate(run, monkeypatch)
 
 
+def test_accuracies_without_a_target_are_measured_only_to_compare_styles(tmp_path):
+    keys = ("data.ledger.variant=tradeoff", "warmup.target_accuracy=0", "warmup.hold_accuracy=0")
+    run = Practised(load(tmp_path, None, *keys), 0)
+    measured = []
+
+    def accuracy_of(params, style):
+        measured.append(style)
+        return 0.5
+
+    assert warmup._train(run, (), accuracy_of) == {}
+    assert warmup._train(run, ("solution",), accuracy_of) == {}
+    assert measured == []
+    both = {"short_accuracy": 0.5, "long_accuracy": 0.5}
+    assert warmup._train(run, ("short", "long"), accuracy_of) == {"accuracy": 0.5, **both}
+    assert sorted(measured) == ["long", "short"]
+
+
 def test_nothing_is_practised_where_it_is_not_asked_or_the_policy_is_wrong(tmp_path, monkeypatch):
     run = Practised(load(tmp_path, None, *REDUNDANT, "warmup.short_accuracy=0"), 1)
     assert until_accurate(run, monkeypatch) == {"accuracy": 1.0} and run.step == 800

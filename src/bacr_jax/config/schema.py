@@ -273,7 +273,7 @@ class WarmupConfig:
     target_accuracy: float = key(
         0.95,
         "greedy accuracy at the largest budget that the policy must reach by the end of the "
-        "warm-up",
+        "warm-up; 0: none, and it is measured only if the traces have several styles",
         "[0, 1]",
     )
     hold_accuracy: float = key(

@@ -15,7 +15,8 @@ returns to its maximum for 100 steps and decays again. The same happens if the p
 than `warmup.short_accuracy` of the short traces correctly on some difficulty level. (A trace style
 is a way of writing down the reasoning. Short traces contain no repeated lines.) Reinforcement
 learning must later discover the short style, so the additional 100 steps contain more of it
-(`ledger.PRACTICE`). Each repetition counts towards `warmup.max_hold`.
+(`ledger.PRACTICE`). Each repetition counts towards `warmup.max_hold`. An accuracy whose target is 0
+is measured only at the end, and only if the training set has traces in several styles.
 
 With `warmup.style`, the warm-up instead ends when the accuracy of that trace style on one
 difficulty level lies within the range `warmup.style_accuracy`. This accuracy determines how much
@@ -299,12 +300,18 @@ def _rising(learning_rate: float) -> Callable[[int], float]:
     return lambda i: learning_rate * min((i + 1) / RISE, 1.0)
 
 
-def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[str, float]:
+def until_accurate(
+    run: WarmUp, accuracy_of: Callable[[Params], float], *, is_reported: bool = False
+) -> dict[str, float]:
     """Trains until the greedy accuracy and `short_accuracy` reach the targets of the config.
+
+    An accuracy whose target is 0 is not measured, because this takes minutes with a large model on
+    a CPU, and the evaluation before reinforcement learning measures it too.
 
     Args:
       run: the warm-up to continue.
       accuracy_of: maps parameters to their greedy accuracy at the largest budget.
+      is_reported: measure the greedy accuracy even if its target is 0.
 
     Returns:
       The final accuracies, by name.
@@ -328,7 +335,6 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     run.planned = settings.steps
     run.advance(settings.steps - fall_steps, _rising(settings.learning_rate))
     holds = 0
-    # Skip the measurement if the target is 0.
     max_first_holds = settings.max_hold if settings.hold_accuracy > 0 else 0
     while holds < max_first_holds and measure() < settings.hold_accuracy:
         holds += 1
@@ -340,9 +346,10 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     # lines.
     has_short_style = data.train == "ledger" and data.ledger.variant == "redundant"
     short_target = settings.short_accuracy if has_short_style else 0.0
+    is_measured = is_reported or settings.target_accuracy > 0
     while True:
-        accuracies = {"accuracy": measure()}
-        is_accurate = accuracies["accuracy"] >= settings.target_accuracy
+        accuracies = {"accuracy": measure()} if is_measured else {}
+        is_accurate = accuracies.get("accuracy", 1.0) >= settings.target_accuracy
         if is_accurate and short_target:
             accuracies["short_accuracy"] = run.measured(lambda: short_accuracy(run))
         if is_accurate and accuracies.get("short_accuracy", 1.0) >= short_target:
@@ -360,12 +367,13 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
 def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
     """Returns the error message for a warm-up that does not reach a target."""
     settings = run.settings.warmup
-    result = f"the greedy accuracy at the largest budget is {accuracies['accuracy']:.2f}"
-    target = f"warmup.target_accuracy={settings.target_accuracy}"
     if "short_accuracy" in accuracies:
         share = accuracies["short_accuracy"]
         result = f"the share of correct short traces at the weakest level is {share:.2f}"
         target = f"warmup.short_accuracy={settings.short_accuracy}"
+    else:
+        result = f"the greedy accuracy at the largest budget is {accuracies['accuracy']:.2f}"
+        target = f"warmup.target_accuracy={settings.target_accuracy}"
     return (
         f"warm-up: after {run.step} steps, {result}, which is below {target}; set a larger "
         "warmup.steps or another seed"
@@ -517,10 +525,12 @@ def _train(
         accuracies = until_style(run, accuracy_of)
     else:
         last_style = styles[-1] if styles else None
-        accuracies = until_accurate(run, lambda params: accuracy_of(params, last_style))
+        accuracies = until_accurate(
+            run, lambda params: accuracy_of(params, last_style), is_reported=len(styles) > 1
+        )
     for style in styles[:-1]:
         measure = functools.partial(accuracy_of, run.params, style)
         accuracies[f"{style}_accuracy"] = run.measured(measure)
-    if styles:
+    if styles and "accuracy" in accuracies:
         accuracies[f"{styles[-1]}_accuracy"] = accuracies["accuracy"]
     return accuracies
