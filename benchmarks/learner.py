@@ -88,7 +88,7 @@ def make_batch(rows: int, prompt: int, thinking: int, cuts: int, answer: int, vo
         answered=full(sampled, rows, cuts),
         thinking_advantages=normal(rows, thinking),
         answer_advantages=normal(rows, cuts),
-        returns=normal(rows, cuts),
+        value_targets=normal(rows, cuts),
         thinking_logprobs=np.zeros((rows, thinking), np.float32),
         answer_logprobs=np.zeros((rows, cuts, sampled), np.float32),
     )

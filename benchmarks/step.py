@@ -180,7 +180,7 @@ class Step:
             cuts=cuts,
             thinking_advantages=np.broadcast_to(advantage, (self.rows, self.new)),
             answer_advantages=np.broadcast_to(advantage, (self.rows, num_cuts)),
-            returns=np.broadcast_to(rewards[:, None], (self.rows, num_cuts)),
+            value_targets=np.broadcast_to(rewards[:, None], (self.rows, num_cuts)),
         )
         self.state, metrics = self.updates(self.state, batch)
         assert np.isfinite(float(metrics["loss/total"])) and float(metrics["policy/skipped"]) == 0

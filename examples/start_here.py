@@ -159,7 +159,7 @@ def step(params, optimizer_state, letters, key):
         cuts=cuts,
         thinking_advantages=advantages.scatter_segments(segments, jnp.asarray(cuts), B_MAX),
         answer_advantages=answers,
-        returns=np.zeros(cuts.shape, np.float32),  # Only a value head needs returns.
+        value_targets=np.zeros(cuts.shape, np.float32),  # Only a value head needs them.
     )
     params, optimizer_state = update(params, optimizer_state, batch)
     return params, optimizer_state, outcomes, result.trunks.thinking.mean()

@@ -272,7 +272,7 @@ def _batch(frozen: Frozen, drawn: Drawn, rollout: Rollout) -> Batch:
         cuts=np.repeat(drawn.cuts, answers, axis=1),
         thinking_advantages=np.zeros((rows, width), np.float32),
         answer_advantages=zeros,
-        returns=zeros,
+        value_targets=zeros,
     )
 
 

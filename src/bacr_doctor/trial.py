@@ -197,7 +197,7 @@ class Trial:
             cuts=cuts,
             thinking_advantages=normal(rollout.trunks.logprobs.shape),
             answer_advantages=normal(cuts.shape),
-            returns=normal(cuts.shape),
+            value_targets=normal(cuts.shape),
         )
 
     def expected(

@@ -371,7 +371,7 @@ def loss_denominator(
 
 
 def value_loss(
-    values: Float[Array, "*batch"], returns: Float[Array, "*batch"]
+    values: Float[Array, "*batch"], targets: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
     """Computes the squared error of the value head (paper Eq. 12).
 
@@ -381,10 +381,10 @@ def value_loss(
 
     Args:
       values: predictions V of the value head.
-      returns: regression targets R. Gradients through them are stopped.
+      targets: rewards R to be predicted. Gradients through them are stopped.
     """
-    chex.assert_equal_shape([values, returns])
-    return jnp.square(values - jax.lax.stop_gradient(returns))
+    chex.assert_equal_shape([values, targets])
+    return jnp.square(values - jax.lax.stop_gradient(targets))
 
 
 @static_arguments("kind")

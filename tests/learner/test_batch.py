@@ -32,7 +32,7 @@ def batch():
         cuts=np.array([[2, 4], [1, 1]]),
         thinking_advantages=np.ones((2, 5), np.float32),
         answer_advantages=np.ones((2, 2), np.float32),
-        returns=np.zeros((2, 2), np.float32),
+        value_targets=np.zeros((2, 2), np.float32),
     )
 
 

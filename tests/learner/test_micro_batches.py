@@ -38,7 +38,7 @@ def make(sampled, answered=None):
         answered=answered,
         thinking_advantages=np.tile(number[:, None].astype(np.float32), (1, T)),
         answer_advantages=np.tile(number[:, None].astype(np.float32), (1, M)),
-        returns=np.zeros((b, M), np.float32),
+        value_targets=np.zeros((b, M), np.float32),
         thinking_logprobs=np.zeros((b, T), np.float32),
         answer_logprobs=np.zeros((b, M, 3), np.float32),
     )

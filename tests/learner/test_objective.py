@@ -96,7 +96,7 @@ def rolled(world=WORLD, products=None, told=None):
         cuts=cuts,
         thinking_advantages=np.zeros((4, 12), np.float32),
         answer_advantages=np.zeros((4, 2), np.float32),
-        returns=np.zeros((4, 2), np.float32),
+        value_targets=np.zeros((4, 2), np.float32),
         **({} if told is None else {"policy_budgets": budgets}),
     )
 
@@ -439,7 +439,7 @@ def expected_gradient(loss, old, sampler):
         cuts=np.full((len(traces), 1), BUDGET),
         thinking_advantages=np.repeat(weighted[:, None], BUDGET, 1),
         answer_advantages=weighted[:, None],
-        returns=np.zeros((len(traces), 1), np.float32),
+        value_targets=np.zeros((len(traces), 1), np.float32),
     )
     batch = jax.tree.map(jnp.asarray, batch)
     spec = dataclasses.replace(SPEC, conditioning=None, loss=loss, value=None, b_max=BUDGET)

@@ -37,7 +37,7 @@ batch = Batch(
     context=ids(12, b, m) + 4, forced=full(2, b, m), answered=ids(4, b, m),
     thinking_advantages=rng.normal(size=(b, t)).astype(np.float32),
     answer_advantages=rng.normal(size=(b, m)).astype(np.float32),
-    returns=rng.random((b, m)).astype(np.float32),
+    value_targets=rng.random((b, m)).astype(np.float32),
     thinking_logprobs=np.full((b, t), -2.5, np.float32),
     answer_logprobs=np.full((b, m, 3), -2.5, np.float32),
 )

@@ -37,7 +37,7 @@ def expected_gradient(params, teacher):
         cuts=np.full((count, 1), BUDGET),
         thinking_advantages=np.zeros((count, BUDGET), np.float32),
         answer_advantages=np.zeros((count, 1), np.float32),
-        returns=np.zeros((count, 1), np.float32),
+        value_targets=np.zeros((count, 1), np.float32),
     )
     scored = teacher.scores(params, batch, ALLOWED, 1)
     logprobs, _, mask = draws(params, traces, DISTILL.conditioning)

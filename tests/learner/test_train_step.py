@@ -145,12 +145,12 @@ def test_an_adam_step_needs_one_copy_of_the_gradients_and_no_second_state():
 def test_extra_steps_fit_the_value_head(batch):
     tx = value_optimizer(ValueConfig(), OptimizerConfig(), 1)
     features = jax.random.normal(jax.random.key(0), (4, 2, VALUE_HEAD["hidden"]["kernel"].shape[0]))
-    error = lambda head: float(((value.values(head, features) - batch.returns) ** 2).mean())
+    error = lambda head: float(((value.values(head, features) - batch.value_targets) ** 2).mean())
     fitted, _ = steps.fit_value(
         VALUE_HEAD,
         tx.init(VALUE_HEAD),
         features,
-        batch.returns,
+        batch.value_targets,
         head_tx=tx,
         num_steps=200,
     )

@@ -76,7 +76,7 @@ def library(config, traces, params, state, extra):
         cuts=flat(seen.cuts),
         thinking_advantages=credit.thinking,
         answer_advantages=credit.answers,
-        returns=flat(credit.rewards),
+        value_targets=flat(credit.rewards),
     )
     weights = pair_weights(params, traces, spec.conditioning)
     if method.dynamic_sampling is not None:

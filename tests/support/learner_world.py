@@ -60,7 +60,7 @@ def make_batch_by_hand():
         answered=ANSWERED.astype(np.int32),
         thinking_advantages=normal(ROWS, THINKING),
         answer_advantages=normal(ROWS, CUTS),
-        returns=rng.random((ROWS, CUTS)).astype(np.float32),
+        value_targets=rng.random((ROWS, CUTS)).astype(np.float32),
         thinking_logprobs=np.zeros((ROWS, THINKING), np.float32),
         answer_logprobs=np.zeros((ROWS, CUTS, ANSWERS), np.float32),
     )

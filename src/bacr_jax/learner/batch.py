@@ -36,7 +36,7 @@ class Batch:
       answered: number of sampled answer tokens. 0 if the branch shares the answer of another cut.
       thinking_advantages: advantage of each sampled thinking token.
       answer_advantages: advantage of each answer.
-      returns: reward R (Eq. 7) at each cut, the target of the value head.
+      value_targets: reward R (Eq. 7) at each cut, the target of the value head.
       thinking_logprobs, answer_logprobs: log-probabilities in nats, computed by the sampler.
       packing: for each row, the branch tokens that the learner computes, followed by -1
         (`qwen2.forward_tree`). Token a of branch m has index m A + a. All other positions must be
@@ -61,7 +61,7 @@ class Batch:
     answered: Int[Array, "B M"]
     thinking_advantages: Float[Array, "B T"]
     answer_advantages: Float[Array, "B M"]
-    returns: Float[Array, "B M"]
+    value_targets: Float[Array, "B M"]
     thinking_logprobs: Float[Array, "B T"]
     answer_logprobs: Float[Array, "B M T"]
     packing: Int[Array, "B F"] | None = None
@@ -108,7 +108,7 @@ def make_batch(
     cuts: Array | np.ndarray,
     thinking_advantages: Array | np.ndarray,
     answer_advantages: Array | np.ndarray,
-    returns: Array | np.ndarray,
+    value_targets: Array | np.ndarray,
     policy_budgets: Array | np.ndarray | None = None,
 ) -> Batch:
     """Builds a batch from a rollout and its advantages. Arrays may be on the host or on a device.
@@ -121,7 +121,7 @@ def make_batch(
       thinking_advantages: [B, T] advantage of each sampled thinking token.
       answer_advantages: [B, M] advantage of each answer, summed over the cuts that share the
         answer.
-      returns: [B, M] reward R (Eq. 7) at each cut.
+      value_targets: [B, M] reward R (Eq. 7) at each cut.
       policy_budgets: [B] budgets in tokens that the policy received as input, or NO_BUDGET
         (`RolloutRequest.budgets`). None for the thinking limits `trunks.budgets`. Required if the
         budgets differ from these limits.
@@ -144,7 +144,7 @@ def make_batch(
         "answered": np.where(is_source, branches.sampled, 0),
         "thinking_advantages": thinking_advantages,
         "answer_advantages": answer_advantages,
-        "returns": returns,
+        "value_targets": value_targets,
         "thinking_logprobs": trunks.logprobs,
         "answer_logprobs": branches.logprobs,
     }
@@ -174,7 +174,7 @@ def empty_batch(
         cuts=branches.context,
         thinking_advantages=trunks.logprobs,
         answer_advantages=zeros_per_cut,
-        returns=zeros_per_cut,
+        value_targets=zeros_per_cut,
     )
 
 

@@ -293,7 +293,7 @@ def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
     return LossNormalizers(
         tokens=jnp.where(has_tokens, jnp.asarray(tokens, jnp.float32), 1.0),
         count=jnp.maximum(jnp.asarray(mask.sum(), jnp.float32), 1.0),
-        rows=jnp.asarray(batch.returns.size, jnp.float32),
+        rows=jnp.asarray(batch.value_targets.size, jnp.float32),
         has_tokens=has_tokens,
     )
 
@@ -513,7 +513,7 @@ def value_terms(
       policy: all parameters of the policy.
       value_head: parameters of the value head. If None, the loss is 0 and the metrics are empty.
       question: pooled hidden state h_q of each question.
-      batch: the traces, with the returns that the value head predicts.
+      batch: the traces, with the rewards that the value head predicts.
       normalizers: denominators of the losses, computed on the full batch.
     """
     if value_head is None:
@@ -525,7 +525,7 @@ def value_terms(
         return of_rows.sum() / normalizers.rows
 
     predicted = value.values(value_head, features)
-    loss = mean(losses.value_loss(predicted, batch.returns))
+    loss = mean(losses.value_loss(predicted, batch.value_targets))
     return loss, {"value/loss": loss, "value/mean": mean(predicted)}
 
 

@@ -405,7 +405,7 @@ def fit_value(
     value_head: Params,
     head_opt: Any,
     features: Float[Array, "B M F"],
-    returns: Float[Array, "B M"],
+    value_targets: Float[Array, "B M"],
     *,
     head_tx: optax.GradientTransformation,
     num_steps: int,
@@ -419,7 +419,7 @@ def fit_value(
       value_head: parameters of the value head.
       head_opt: optimizer state of the value head.
       features: input features of the value head, from `question_values`.
-      returns: reward R at each truncation point, which V predicts.
+      value_targets: reward R at each truncation point, which V predicts.
       head_tx: optimizer of the value head.
       num_steps: number of Adam steps.
 
@@ -428,7 +428,7 @@ def fit_value(
     """
 
     def loss(params: Params) -> Array:
-        return losses.value_loss(value.values(params, features), returns).mean()
+        return losses.value_loss(value.values(params, features), value_targets).mean()
 
     def body(_: Any, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt = carry

@@ -468,7 +468,7 @@ def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batc
         cuts=by_answer(chosen.plan.cuts),
         thinking_advantages=token_level.thinking,
         answer_advantages=token_level.answers,
-        returns=by_answer(token_level.rewards),
+        value_targets=by_answer(token_level.rewards),
         policy_budgets=(
             None if chosen.plan.shuffled_budgets is None else chosen.plan.input_budgets
         ),
@@ -506,8 +506,8 @@ def update(
             train.head,
             train.head_opt,
             features,
-            # All answers at a truncation point have the same return, so use the first one's.
-            batch.returns[:, :: run.method.answers],
+            # All answers at a truncation point have the same target, so use the first one's.
+            batch.value_targets[:, :: run.method.answers],
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
         )
