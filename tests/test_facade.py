@@ -141,3 +141,14 @@ def test_a_folder_without_a_policy_is_refused(tmp_path, policy):
         UserError, match="step=3 can't be used with a Hugging Face model, because only a run has"
     ):
         bacr_jax.load(policy.folder, step=3)
+
+
+def test_the_largest_budget_fills_the_models_positions(policy):
+    # 64 positions less "<think>", the three characters and the other tokens of the prompt, the
+    # forced "</think><answer>", and at most 3 answer tokens.
+    prompt = int(policy._session.prompts(["1a2"], [4]).lengths[0])
+    largest = 64 - prompt - 2 - 3
+    (answer,) = policy.generate("1a2", budget=largest)
+    assert answer.thinking_tokens <= largest
+    with pytest.raises(UserError, match=f"leave room for only {largest} thinking tokens"):
+        policy.generate("1a2", budget=largest + 1)

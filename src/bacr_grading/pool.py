@@ -292,8 +292,8 @@ class WorkerPool:
         retried: set[Any] = set()
         if self._started:
             # Keep fewer failures than the maximum. This call may then start a worker at least once,
-            # even if all starts during the last call failed.
-            del self._failures[PATIENT_ATTEMPTS - 1 :]
+            # even if all starts during the last call failed. An error names the newest one.
+            del self._failures[: 1 - PATIENT_ATTEMPTS]
         poll_time = time.monotonic()
         try:
             # Workers may have become ready or exited since the last call.

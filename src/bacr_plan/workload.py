@@ -310,7 +310,8 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     """
     shape, source = planned_shape(config.data, config.model)
     settings = resolve(config)
-    setup.check_positions(settings.limits, shape, longest_prompt=1)
+    # The prompts are not known here, so the check is as lenient as possible.
+    setup.check_positions(settings.limits, shape, longest_prompt=1, suffix_length=0)
     layout = setup.mesh_shape(settings.policy, shape, num_devices)
     method = load_method(settings.method)
     train = config.train

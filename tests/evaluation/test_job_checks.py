@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bacr_jax.config import EvalConfig
+from bacr_jax.config import BudgetConfig, EvalConfig
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import job_checks
-from bacr_jax.evaluation.job_checks import check_free, check_swap
+from bacr_jax.evaluation.job_checks import EvaluationLimits, check_free, check_length, check_swap
+from bacr_jax.prompts.formats import FORMATS
+from bacr_jax.questions.ledger import ledger_tokenizer
 
 PLAIN = SimpleNamespace(budget_close="")
 DECLARING = SimpleNamespace(budget_close="</budget>")
@@ -74,3 +76,14 @@ def test_the_policy_before_training_may_have_other_budgets(check):
 def test_an_evaluation_that_is_no_free_curve_is_refused(check, others, how, message):
     with pytest.raises(UserError, match=message):
         check(others, **how)
+
+
+def test_the_largest_budget_leaves_room_for_the_forced_text_and_the_answer():
+    limits = EvaluationLimits(BUDGETS, BudgetConfig(), answer_tokens=3)
+    sets = {"ours": SimpleNamespace(longest=10)}
+    # 10 tokens of the prompt, 8 of thinking, 2 of "</think><answer>", and 3 of the answer.
+    check_length(limits, ledger_tokenizer(), FORMATS["ledger"], 23, sets)
+    with pytest.raises(
+        UserError, match=r"forced text \(2\) and the answers \(up to 3\); use at most 7"
+    ):
+        check_length(limits, ledger_tokenizer(), FORMATS["ledger"], 22, sets)

@@ -39,6 +39,15 @@ def written(drawn, limit, **changes):
 WORDS = [1] * 20
 
 
+def test_the_largest_budget_leaves_room_for_the_closing_text_and_the_answer():
+    # 10 tokens of the prompt, 8 of thinking, 3 of closing text, and 3 of the answer.
+    exact = types.SimpleNamespace(max_position_embeddings=24)
+    assert budget_generation._limits([8], THINKING, exact, 10) == [8]
+    with pytest.raises(ValueError, match="23 positions leave room for only 7"):
+        short = types.SimpleNamespace(max_position_embeddings=23)
+        budget_generation._limits([8], THINKING, short, 10)
+
+
 class TestRows:
     def test_thinking_is_cut_at_the_budget_and_answered(self):
         assert written(WORDS, 2) == [1, 1, 2, 3, 7, 1, 1, 1]

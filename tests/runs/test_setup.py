@@ -73,9 +73,10 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
         rollout=RolloutConfig(answer_tokens=24),
     )
     shape = model_shape(config.model, 29)
-    check_model(resolve(config).policy, shape, shape.max_positions - 1024)
+    settings = resolve(config).policy
+    check_model(settings, shape, longest_prompt=shape.max_positions - 1028, suffix_length=4)
     with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; set at mo"):
-        check_model(resolve(config).policy, shape, shape.max_positions - 1023)
+        check_model(settings, shape, longest_prompt=shape.max_positions - 1027, suffix_length=4)
 
 
 def test_a_teacher_has_the_policys_vocabulary(tmp_path):
@@ -83,15 +84,15 @@ def test_a_teacher_has_the_policys_vocabulary(tmp_path):
     hf_world.make_folder(folder)
     vocabulary = hf_world.TINY.vocab_size
     config = Config(distill=DistillConfig(coef=1.0, teacher=str(folder)))
-    check_model(resolve(config).policy, model_shape(config.model, vocabulary), 8)
+    check_model(resolve(config).policy, model_shape(config.model, vocabulary), 8, 0)
     says = rf"distill\.teacher=.* has {vocabulary} tokens, but that of the policy has 29; use"
     with pytest.raises(UserError, match=says):
-        check_model(resolve(config).policy, model_shape(config.model, 29), 8)
+        check_model(resolve(config).policy, model_shape(config.model, 29), 8, 0)
     gone = dataclasses.replace(
         config, distill=DistillConfig(coef=1.0, teacher=str(tmp_path / "no"))
     )
     with pytest.raises(UserError, match="distill.teacher"):
-        check_model(resolve(gone).policy, model_shape(gone.model, vocabulary), 8)
+        check_model(resolve(gone).policy, model_shape(gone.model, vocabulary), 8, 0)
 
 
 def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can():
@@ -118,7 +119,7 @@ def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can
             f"{head_dim}; set {section}.att"
         )
         with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
-            check_model(resolve(config).policy, model_shape(config.model, 29), 8)
+            check_model(resolve(config).policy, model_shape(config.model, 29), 8, 0)
 
 
 def layout(devices=8, **sections):

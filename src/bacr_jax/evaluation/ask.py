@@ -273,7 +273,7 @@ class Session:
         largest = max(int(limits.max()), 1)
         positions = setup.model_shape(config.model, self.vocab_size).max_positions
         free = positions - int(np.max(prompts.lengths)) - config.rollout.answer_tokens
-        free -= config.budget.grace
+        free -= config.budget.grace + self.rules.suffix_length
         if largest > free:
             names = ",".join("none" if budget is None else str(budget) for budget in budgets)
             raise UserError(

@@ -14,6 +14,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import evaluated_budgets, swap_budgets
+from bacr_jax.prompts.encoding import suffix_length
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.runs import setup
@@ -115,18 +116,19 @@ def check_length(
     """Raises UserError if prompt, thinking and answer can exceed the model's positions."""
     largest = limits.largest
     answers = limits.answer_tokens
+    forced = suffix_length(tokenizer, style)
     declared = len(declaration(tokenizer, style, limits.evaluation, largest))
     for name, questions in sets.items():
         prompt = questions.longest + declared
-        free = positions - prompt - answers - limits.budget.grace
+        free = positions - prompt - forced - answers - limits.budget.grace
         if largest > free:
             advice = "set a smaller rollout.answer_tokens"
             if free > 0:
                 advice = f"use at most {free}"
             raise UserError(
                 f"{_largest_option(limits)}: this budget does not fit in the model's {positions} "
-                f"positions next to the prompts of {name} (up to {prompt} tokens) and the answers "
-                f"(up to {answers}); {advice}"
+                f"positions next to the prompts of {name} (up to {prompt} tokens), the forced text "
+                f"({forced}) and the answers (up to {answers}); {advice}"
             )
 
 

@@ -348,6 +348,11 @@ def conditions(model, budgets):
     return lambda ids, is_response: {**embedding, "budget_mask": torch.full_like(ids, is_response)}
 
 
+def _suffix_length(thinking):
+    """Returns the largest number of tokens that are forced between thinking and answer."""
+    return max(len(thinking["closing_ids"]), len(thinking["answer_ids"]))
+
+
 def _limits(budgets, thinking, config, prompt_length):
     """Returns the maximum number of thinking tokens of each row.
 
@@ -362,7 +367,8 @@ def _limits(budgets, thinking, config, prompt_length):
     """
     limits = [thinking["cap"] if budget == NONE else budget for budget in budgets]
     positions = config.max_position_embeddings
-    free = positions - prompt_length - thinking["answer_tokens"] - thinking["grace"]
+    free = positions - prompt_length - thinking["grace"] - _suffix_length(thinking)
+    free -= thinking["answer_tokens"]
     largest = max(limits)
     if largest > free:
         budget = budgets[limits.index(largest)]
@@ -451,8 +457,8 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     budgets = read_budgets(budget, len(ids), getattr(model.config, "budget_levels", None))
     longest = ids.shape[1] if mask is None else int(mask.sum(-1).max())
     limits = _limits(budgets, thinking, model.config, longest)
-    suffix = max(len(thinking["closing_ids"]), len(thinking["answer_ids"]))
-    needed = max(limits) + thinking["grace"] + suffix + thinking["answer_tokens"]
+    needed = max(limits) + thinking["grace"] + _suffix_length(thinking)
+    needed += thinking["answer_tokens"]
     config, others = _with_length(generation_config, others, ids.shape[1], needed)
     # Create the rules once per device.
     rules_by_device = model.__dict__.setdefault("_budget_rules", {})

@@ -303,6 +303,12 @@ def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
     return np.asarray(ids, np.int32)
 
 
+def suffix_length(tokenizer: Any, style: PromptFormat) -> int:
+    """Returns the largest number of tokens that are forced between thinking and answer."""
+    texts = (style.forced_suffix, style.natural_suffix)
+    return max(len(encode_text(tokenizer, text)) for text in texts)
+
+
 def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
     """Appends the same token ids, or different ids per row, to each of B prompts.
 

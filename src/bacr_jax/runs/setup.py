@@ -106,13 +106,16 @@ def vocabulary_rows(model: ModelConfig, tokenizer_size: int) -> int:
     return rows
 
 
-def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: int) -> None:
+def check_model(
+    settings: PolicySettings, shape: Qwen2Config, longest_prompt: int, suffix_length: int
+) -> None:
     """Checks the initial policy of a run without reading its weights.
 
     Args:
       settings: settings of the policy.
       shape: shape of the model.
       longest_prompt: number of tokens of the longest prompt.
+      suffix_length: number of tokens that are forced between thinking and answer.
 
     Raises:
       UserError: if the model folder, the attention implementation, the adapters or the number of
@@ -139,7 +142,7 @@ def check_model(settings: PolicySettings, shape: Qwen2Config, longest_prompt: in
         )
     if adapter.path is not None:
         peft.check_adapter(adapter.path, shape, adapter)
-    check_positions(settings.limits, shape, longest_prompt)
+    check_positions(settings.limits, shape, longest_prompt, suffix_length)
 
 
 def _check_teacher(folder: str, shape: Qwen2Config) -> None:
@@ -163,20 +166,29 @@ def _check_teacher(folder: str, shape: Qwen2Config) -> None:
         )
 
 
-def check_positions(limits: ResponseLimits, shape: Qwen2Config, longest_prompt: int) -> None:
-    """Raises UserError if prompt, thinking and answer may exceed the model's positions."""
+def check_positions(
+    limits: ResponseLimits, shape: Qwen2Config, longest_prompt: int, suffix_length: int
+) -> None:
+    """Raises UserError if prompt, thinking and answer may exceed the model's positions.
+
+    Args:
+      limits: maximum numbers of thinking and answer tokens.
+      shape: shape of the model.
+      longest_prompt: number of tokens of the longest prompt.
+      suffix_length: number of tokens that are forced between thinking and answer.
+    """
     trained = limits.max
     evaluated = limits.largest_evaluated
     largest = max(trained, evaluated) + limits.grace
     key = "budget.max" if trained >= evaluated else "eval.budgets"
     answers = limits.answer_tokens
-    free = shape.max_positions - longest_prompt - answers
+    free = shape.max_positions - longest_prompt - suffix_length - answers
     if largest > free:
         advice = f"set at most {free} tokens" if free > 0 else "set a smaller rollout.answer_tokens"
         raise UserError(
             f"{key}={largest}: the model has {shape.max_positions} positions, of which prompts of "
-            f"{longest_prompt} tokens and rollout.answer_tokens={answers} leave {max(free, 0)} "
-            f"for thinking; {advice}"
+            f"{longest_prompt} tokens, {suffix_length} tokens of forced text and "
+            f"rollout.answer_tokens={answers} leave {max(free, 0)} for thinking; {advice}"
         )
 
 

@@ -214,8 +214,9 @@ def open_inputs(settings: Settings) -> tuple[Method, TaskData]:
     shape = setup.model_shape(model, vocab_size)
     style = format_for(data, declares_budget=method.declares_budget)
     task_data = build_task_data(settings.task, tokenizer, vocab_size, style=style)
-    setup.check_model(settings.policy, shape, task_data.longest_prompt)
-    tokens_per_answer = task_data.rules.suffix_length + settings.limits.answer_tokens
+    suffix_length = task_data.rules.suffix_length
+    setup.check_model(settings.policy, shape, task_data.longest_prompt, suffix_length)
+    tokens_per_answer = suffix_length + settings.limits.answer_tokens
     answer_tokens = method.num_cuts * method.answers * tokens_per_answer
     setup.check_allowance(
         settings.policy.train.micro_batch_tokens,
