@@ -35,8 +35,9 @@ import record
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers, objective
+from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.train_step import init_state, train_step
 from bacr_jax.model import logprobs, qwen2
 from bacr_jax.model.sizes import Qwen2Config, preset

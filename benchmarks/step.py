@@ -66,8 +66,8 @@ class Step:
         import numpy as np
 
         from bacr_jax.config import LossConfig, OptimizerConfig, TrainConfig
-        from bacr_jax.learner.objective import LearnerSpec
         from bacr_jax.learner.optimizer import policy_optimizer
+        from bacr_jax.learner.spec import LearnerSpec
         from bacr_jax.learner.train_step import init_state
         from bacr_jax.learner.updates import Updates
         from bacr_jax.model import kv_cache

@@ -12,7 +12,7 @@ from bacr_jax import evaluate, generate, rollout
 from bacr_jax.config import LossConfig, TrainConfig
 from bacr_jax.learner import updates as updating
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.out_of_memory import OutOfMemory, asked_for, is_out_of_memory, phase_memory, size_text
 from bacr_jax.rollout.engine import SlotDecoder

@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.advantages import segment_index
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec, score_tokens
+from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.token_scores import score_tokens
 from bacr_jax.types import Params, pytree
 
 # Number of parameters from which only one gradient is kept in memory at a time.

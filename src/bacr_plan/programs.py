@@ -19,8 +19,9 @@ from bacr_jax.learner import copies
 from bacr_jax.learner import train_step as learning
 from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import Shapes
-from bacr_jax.learner.objective import Minibatch, TokenScores, loss_normalizers
+from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
+from bacr_jax.learner.token_scores import TokenScores
 from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import load_method
 from bacr_jax.model import adapters

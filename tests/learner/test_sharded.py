@@ -10,7 +10,8 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from bacr_jax import parallel
 from bacr_jax.config import LossConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers
+from bacr_jax.learner.objective import Minibatch, loss_normalizers
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.train_step import (
     accumulate, apply_gradients, init_state, no_gradients, train_step
 )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bacr_jax.config import LossConfig
-from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.supervised import (
     rows_right,
     supervised_loss,

@@ -10,11 +10,7 @@ import pytest
 import enumerable_world
 from bacr_jax.config import LossConfig
 from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import (
-    Minibatch,
-    loss_normalizers,
-    objective,
-)
+from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective
 from bacr_jax.learner.teacher import Teacher
 from enumerable_world import ALLOWED, BUDGET, draws, list_traces, rollouts
 from learner_world import SPEC, WORLD, close

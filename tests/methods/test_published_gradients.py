@@ -16,7 +16,8 @@ import pytest
 
 from bacr_jax.config.settings import resolve
 from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import LearnerSpec, Minibatch, loss_normalizers, objective
+from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.train_step import question_values
 from bacr_jax.methods import hapo, load_method, selfbudgeter
 from bacr_jax.model import budget, qwen2, value

@@ -9,7 +9,7 @@ import optax
 
 from bacr_jax.config import LossConfig, ValueConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.train_step import init_state, score_batch
 from bacr_jax.model import value
 from rollout_world import ANSWER, CLOSE, make_rules, plain_world

@@ -7,7 +7,7 @@ update with the paper's loss.
 
 from bacr_jax.learner.batch import Batch as Batch
 from bacr_jax.learner.batch import make_batch as make_batch
-from bacr_jax.learner.objective import TokenScores as TokenScores
-from bacr_jax.learner.objective import score_tokens as score_tokens
 from bacr_jax.learner.spec import LearnerSpec as LearnerSpec
 from bacr_jax.learner.spec import phi_of as phi_of
+from bacr_jax.learner.token_scores import TokenScores as TokenScores
+from bacr_jax.learner.token_scores import score_tokens as score_tokens

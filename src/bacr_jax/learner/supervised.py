@@ -13,7 +13,8 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.learner.objective import LearnerSpec, chunked_logprobs
+from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.token_scores import chunked_logprobs
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import constrain, constrain_rows, row_shards
 from bacr_jax.types import Params

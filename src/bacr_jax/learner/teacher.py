@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.objective import TokenScores
 from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.token_scores import TokenScores
 from bacr_jax.learner.train_step import score_batch
 from bacr_jax.types import Params
 

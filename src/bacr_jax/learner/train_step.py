@@ -17,17 +17,15 @@ from bacr_jax import losses
 from bacr_jax.learner import copies
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
-    LearnerSpec,
     LossNormalizers,
     Metrics,
     Minibatch,
-    TokenScores,
     head_features,
     loss_normalizers,
     objective,
-    score_tokens,
 )
-from bacr_jax.learner.spec import condition
+from bacr_jax.learner.spec import LearnerSpec, condition
+from bacr_jax.learner.token_scores import TokenScores, score_tokens
 from bacr_jax.model import qwen2, value
 from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Params, Prompts, pytree

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from bacr_jax import losses
 from bacr_jax.learner.batch import Batch, joined
-from bacr_jax.learner.objective import Metrics, TokenScores
+from bacr_jax.learner.objective import Metrics
+from bacr_jax.learner.token_scores import TokenScores
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.types import Params
 

@@ -21,16 +21,11 @@ from jaxtyping import Array, Bool
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.micro_batches import Shapes, empty_micro_batches, micro_batches
-from bacr_jax.learner.objective import (
-    LossNormalizers,
-    Metrics,
-    Minibatch,
-    TokenScores,
-    loss_normalizers,
-)
+from bacr_jax.learner.objective import LossNormalizers, Metrics, Minibatch, loss_normalizers
 from bacr_jax.learner.padding_free import Allowance, filled, padding_free
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.teacher import Teacher
+from bacr_jax.learner.token_scores import TokenScores
 from bacr_jax.learner.train_step import (
     Gradients,
     TrainState,

@@ -38,7 +38,7 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.config.settings import WarmupSettings
 from bacr_jax.errors import UserError
-from bacr_jax.learner.objective import LearnerSpec
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.supervised import rows_right, supervised_optimizer, supervised_step
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
