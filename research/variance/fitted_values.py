@@ -16,7 +16,7 @@ from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods.reward_terms import progress_coefficient
 from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
-from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.runs import initial
 from bacr_jax.types import Params
 from research.variance.gradient_pool import Drawn, Frozen

@@ -21,7 +21,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch, narrowed
 from bacr_jax.learner.scoring import in_portions, thinking_energies
 from bacr_jax.methods import load_method
-from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.rollout import Rollout, RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.runs import setup
 from bacr_jax.runs.checkpoint import read_part

@@ -72,7 +72,7 @@ def prompt_lengths(task: TaskSettings, model: ModelConfig) -> PromptLengths:
 
     Falls back to `MATH` if the training set or its tokenizer is not available locally.
     """
-    from bacr_jax.prompts.task_data import load_sets
+    from bacr_jax.prompts.prompted_questions import load_sets
     from bacr_jax.runs.setup import run_tokenizer
 
     data = task.data

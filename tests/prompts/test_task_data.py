@@ -36,7 +36,6 @@ def folder(tmp_path_factory):
     copy = {"problem": "What is two plus two, today?", "solution": "\\boxed{4}"}
     speed = {"problem": "How fast?", "solution": "\\boxed{3.0e8}"}
     write("test.jsonl", [copy, speed])
-    write("no_levels.jsonl", [{"question": "Q", "answer": "#### 1"}])
     return folder
 
 
@@ -243,11 +242,6 @@ def test_what_is_left_out_is_told_with_its_reason(task_data):
     assert "evaluating on 1 of minerva_math: 2 questions" in "\n".join(task_data.describe_data(1))
 
 
-def test_near_duplicates_of_training_questions_are_marked(task_data):
-    for questions in task_data.eval.values():
-        assert questions.set.duplicates.tolist() == [True, False]
-
-
 def test_every_set_is_graded_with_its_own_tolerance(task_data):
     style = task_data.style.name
     text = {"think_answer": "2.99e8</answer>", "boxed": "2.99e8}\n\n"}[style]
@@ -260,13 +254,6 @@ def test_every_set_is_graded_with_its_own_tolerance(task_data):
     assert graded(minerva) == 1.0
     assert graded(exact) == 0.0
     assert task_data.verify(sampled, ["3.0e8"]) == 0.0
-
-
-def test_sets_without_levels_are_refused_while_groups_need_them(folder, qwen):
-    with pytest.raises(UserError, match=r"gsm8k:no_levels.jsonl have no levels.*num_groups=1"):
-        build(folder, qwen, train="gsm8k:no_levels.jsonl")
-    whole = build(folder, qwen, train="gsm8k:no_levels.jsonl", num_groups=1)
-    assert whole.train.set.groups.tolist() == [0]
 
 
 def test_the_format_follows_the_config(folder, qwen):

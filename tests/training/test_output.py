@@ -9,7 +9,7 @@ import pytest
 from bacr_grading.judge import Verdict
 from bacr_jax.config import Config
 from bacr_jax.prompts.graders import failures
-from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.rollout import Rollout
 from bacr_jax.runs.folder import RunFolder

@@ -37,7 +37,8 @@ from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.encoding import encode_text, line_breaks, with_ids
 from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.rollout import (
     Callbacks,

@@ -57,13 +57,8 @@ from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.graders import failures
-from bacr_jax.prompts.task_data import (
-    PromptedQuestions,
-    TaskData,
-    build_task_data,
-    load_sets,
-    load_training_texts,
-)
+from bacr_jax.prompts.prompted_questions import PromptedQuestions, load_sets, load_training_texts
+from bacr_jax.prompts.task_data import TaskData, build_task_data
 from bacr_jax.questions.groups import groups_from_solve_rate
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.runs import setup

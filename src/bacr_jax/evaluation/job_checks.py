@@ -16,7 +16,7 @@ from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import evaluated_budgets, swap_budgets
 from bacr_jax.prompts.encoding import suffix_length
 from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.runs import setup
 
 

@@ -27,7 +27,7 @@ from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import OnPhase
-from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints, restore_target

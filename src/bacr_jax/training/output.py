@@ -17,7 +17,7 @@ from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.files import append_line
-from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.report import table
 from bacr_jax.report.figures import short_names

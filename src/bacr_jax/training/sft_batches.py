@@ -15,7 +15,8 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet

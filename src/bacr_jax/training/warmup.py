@@ -44,7 +44,7 @@ from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.prompts.encoding import with_ids
-from bacr_jax.prompts.task_data import PromptedQuestions
+from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.questions import ledger
 from bacr_jax.runs.checkpoint import Checkpoints, restore_target
 from bacr_jax.runs.folder import WarmupPaths
