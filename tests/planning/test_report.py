@@ -134,7 +134,10 @@ def test_no_portion_of_0_rows_is_named_where_none_fits(memory_gib):
     assert plan.largest["micro_rows"] == 0 and "=0" not in text
     most = {"rollout.slots": plan.largest["slots"], "eval.slots": plan.largest["eval_slots"]}
     none = [key for key, slots in most.items() if not slots]
-    assert f"no {' and '.join(['train.micro_batch_rows', *none])} fits, not even with one trace" in text
+    assert (
+        f"no {' and '.join(['train.micro_batch_rows', *none])} fits, not even with one trace"
+        in text
+    )
     assert ("Largest on this mesh: rollout.slots=" in text) == bool(plan.largest["slots"])
     assert all((f"{key}={slots}" in text) == bool(slots) for key, slots in most.items())
 

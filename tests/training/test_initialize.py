@@ -6,6 +6,7 @@ import threading
 
 import jax
 import jax.monitoring
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -173,7 +174,11 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
     staged = dataclasses.replace(run, method=dataclasses.replace(run.method, rejection_sft=stage))
     learned = jax.tree.map(lambda x: x + 1.0, state.train.policy)
     monkeypatch.setattr(initialize, "rejection_sft", lambda *a, **k: (learned, "memory", 77))
-    after = initialize.after_rejection_sft(staged, state, Progress(enabled=False))
+    fresh = dataclasses.replace(state, train=jax.tree.map(jnp.copy, state.train))
+    after = initialize.after_rejection_sft(staged, fresh, Progress(enabled=False))
+    # The supervised steps don't need memory for the moments of reinforcement learning.
+    moments = jax.tree.leaves(fresh.train.policy_opt)
+    assert moments and all(moment.is_deleted() for moment in moments)
     assert (after.method_state, after.generated_tokens) == ("memory", 77)
     assert same(after.train.policy, learned)
     # The rest of the train state, which includes the optimizer states, is unchanged.

@@ -342,11 +342,14 @@ def after_rejection_sft(
     """Runs the method's supervised stage (`rejection_sft`), and returns the resulting state.
 
     Tokens sampled in this stage count as generated tokens. If the method has no such stage, the
-    state is returned unchanged.
+    state is returned unchanged. Otherwise, the arrays of `fresh.train` can't be used afterwards.
     """
     settings = run.method.rejection_sft
     if settings is None:
         return fresh
+    # Free the moments, which need twice the memory of the trained parameters. The supervised steps
+    # have moments of their own, and `init_state` creates new ones afterwards.
+    jax.tree.map(lambda moment: moment.delete(), fresh.train.policy_opt)
     with progress.phase("cold start", settings.steps) as phase, phase_memory("cold start"):
         params, method_state, tokens = rejection_sft(
             run,
