@@ -29,6 +29,7 @@ from bacr_jax.methods import Method
 from bacr_jax.model import adapters
 from bacr_jax.model.hf.hf_config import read_budget_module
 from bacr_jax.model.hf.reading import load_policy
+from bacr_jax.parallel import host_memory
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.stream import QuestionStream
 from bacr_jax.rollout import (
@@ -361,6 +362,7 @@ def precompile(
             rows=num_rows,
             on_program=on_program_of("rollouts"),
         )
+    host_memory.return_freed_memory()
     batch = empty_batch(
         num_rows,
         prompt=prompts.tokens.shape[1],
@@ -376,3 +378,4 @@ def precompile(
         frozen=run.frozen,
         on_program=on_program_of("updates"),
     )
+    host_memory.return_freed_memory()
