@@ -291,8 +291,8 @@ class WorkerPool:
         outcomes: dict[Any, Any] = {}
         retried: set[Any] = set()
         if self._started:
-            # Keep fewer failures than the maximum. This call may then start a worker at least once,
-            # even if all starts during the last call failed. An error names the newest one.
+            # Keep only the newest failures, and fewer than the maximum. This call may then start a
+            # worker at least once, even if all starts during the last call failed.
             del self._failures[: 1 - PATIENT_ATTEMPTS]
         poll_time = time.monotonic()
         try:

@@ -297,3 +297,15 @@ def test_a_machine_on_which_no_worker_starts_is_told_so(monkeypatch):
         with pytest.raises(UserError, match="worker processes do not start"):
             grader.grade(["\\boxed{x+1}"], ["1+x"])
         assert grader.grade(["\\boxed{1}"], ["1"])[0].correct
+
+
+def test_the_newest_failed_starts_are_kept_from_call_to_call():
+    pool = WorkerPool(Program(), workers=1, deadline=1.0, memory_mb=256)
+    pool._started = True
+    reasons = [str(index) for index in range(pool_module.PATIENT_ATTEMPTS)]
+    for reason in reasons:
+        pool._note_failed_start(reason)
+    assert pool.run([]) == {}
+    # One failure less than the maximum, so that the next call may start a worker.
+    assert [failure.reason for failure in pool._failures] == reasons[1:]
+    pool.close()
