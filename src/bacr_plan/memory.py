@@ -233,8 +233,8 @@ def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
     copy of the state is trained at the same time.
 
     Returns:
-      A dict with the phase "warmup" (a training step) and, if there are evaluation sets, the phase
-      "warmup_accuracy" (measuring the accuracy). Empty without a warm-up.
+      A dict with the phase "warmup" (a training step) and, if the warm-up may measure an accuracy,
+      the phase "warmup_accuracy". Empty without a warm-up.
     """
     warmup = work.warmup
     if warmup is None:
@@ -243,7 +243,7 @@ def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
     state = copies * state_bytes(warmup, layout)
     step = update_phase(warmup, layout)
     phases = {"warmup": dataclasses.replace(step, resident=state)}
-    if work.evaluated:
+    if work.evaluated and work.measures_warmup:
         measurement = rollout_phase(work.evaluation, layout)
         phases["warmup_accuracy"] = dataclasses.replace(measurement, resident=state)
     return phases

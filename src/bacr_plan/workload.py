@@ -30,6 +30,7 @@ from bacr_jax.model.compute import Remat
 from bacr_jax.model.hf.hub import is_hub_name
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
+from bacr_jax.questions.math_sets import LAYOUTS
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
 from bacr_jax.types import NO_BUDGET
@@ -186,6 +187,26 @@ class Workload:
             frozen_bytes=0,
             moment_bytes=_FP32,
         )
+
+    @property
+    def measures_warmup(self) -> bool:
+        """False if the warm-up certainly measures no accuracy (`training.warmup`).
+
+        A warm-up measures an accuracy to reach a target, or to compare several trace styles. The
+        styles of generated tasks are not known here, so several are assumed.
+        """
+        warmup = self.config.warmup
+        data = self.config.data
+        has_target = max(warmup.target_accuracy, warmup.hold_accuracy) > 0
+        if has_target or warmup.style is not None:
+            return True
+        if warmup.styles:
+            return len(warmup.styles) > 1
+        if isinstance(data.train, str):
+            layout = LAYOUTS.get(data.train.partition(":")[0])
+            if layout is not None:
+                return len(layout.traces) > 1
+        return not isinstance(data.trace_column, str)
 
     def by_real_tokens(self, tokens: int, *, padding_free: bool) -> "Workload":
         """Returns the run with micro-batches of `tokens` tokens, optionally without padding."""

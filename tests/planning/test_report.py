@@ -19,6 +19,8 @@ PROGRAMS = {
     "decode": ProgramMemory(arguments=30 * GIB, outputs=0, temporaries=5 * GIB, seconds=1.0),
 }
 
+# Warm-up without any target accuracy.
+NO_TARGETS = ("warmup.target_accuracy=0", "warmup.hold_accuracy=0")
 
 BOX = mesh()
 
@@ -203,6 +205,27 @@ def test_a_run_that_fits_but_for_its_warm_up_does_not_fit():
     assert "Warm-up before the first iteration: 500 steps of 65,536 tokens, " in text
     nothing = as_object(planned())
     assert nothing["predicted_warmup_s"] == 0 and "warmup" not in nothing["phases_gib"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_measured"),
+    [
+        (("warmup.target_accuracy=0", "warmup.hold_accuracy=0"), False),
+        (("warmup.target_accuracy=0.5", "warmup.hold_accuracy=0"), True),
+        (("warmup.target_accuracy=0", "warmup.hold_accuracy=0.5"), True),
+        # A file of questions with the traces of one column, and of two.
+        ((*NO_TARGETS, "data.train=x.jsonl", "data.trace_column=short"), False),
+        ((*NO_TARGETS, "data.train=x.jsonl", "data.trace_column=[short,full]"), True),
+        # A generated task has several styles, of which the config may choose one.
+        ((*NO_TARGETS, "data.train=gym:chain_sum"), True),
+        ((*NO_TARGETS, "data.train=gym:chain_sum", "warmup.styles={steps: 1}"), False),
+    ],
+)
+def test_only_a_warm_up_that_measures_an_accuracy_has_memory_for_it(keys, is_measured):
+    work = workload("data.train=gsm8k", "warmup.steps=5", *keys)
+    phases = memory.warmup_phases(work, BOX)
+    assert "warmup" in phases
+    assert ("warmup_accuracy" in phases) == is_measured
 
 
 def test_leaving_padding_out_is_weighed_on_one_device():
