@@ -45,6 +45,32 @@ def test_it_works_on_after_a_failure():
     assert rendered("{{ messages[0].content }}!") == "x!"
 
 
+@pytest.fixture
+def ctrl_c():
+    """Raises KeyboardInterrupt in this process after the given seconds, as Ctrl-C does."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+def test_the_reply_to_an_interrupted_request_is_not_the_reply_to_the_next_one(ctrl_c):
+    process = LimitedProcess()
+    try:
+        # The process imports its libraries first, which takes longer.
+        ctrl_c(0.3)
+        with pytest.raises(KeyboardInterrupt):
+            rendered("one", process)
+        assert rendered("two", process) == "two"
+        assert rendered("three", process) == "three"
+    finally:
+        process.close()
+
+
 def test_a_process_that_ended_for_lack_of_work_is_started_again():
     process = LimitedProcess()
     try:

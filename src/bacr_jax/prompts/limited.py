@@ -81,7 +81,13 @@ class LimitedProcess:
         request = {"operation": operation, "seconds": seconds, "memory": memory, **values}
         line = json.dumps(request, default=str).encode() + b"\n"
         with self._lock:
-            reply = self._exchange(line, seconds) or self._exchange(line, seconds)
+            try:
+                reply = self._exchange(line, seconds) or self._exchange(line, seconds)
+            except BaseException:
+                # An interrupted request, for example by Ctrl-C, leaves its reply in the pipe, where
+                # the next request would take it for its own reply.
+                self.close()
+                raise
         if reply is None:
             raise Failed("its process exited before it replied")
         if "error" in reply:
