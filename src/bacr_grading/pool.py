@@ -12,6 +12,7 @@ import collections
 import contextlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -113,8 +114,8 @@ class Program:
 
     Attributes:
       script: path of the Python script. Its command-line arguments are the memory limit in bytes,
-        the time limit of a request in seconds, and the name of an environment variable that
-        identifies the processes of this worker.
+        the time limit of a request in seconds, the additional time limit of a batch in seconds, and
+        the name of an environment variable that identifies the processes of this worker.
       setup: first line sent to stdin. Empty if the program needs no setup.
       batch: maximum number of requests per line. The deadline of a batch is the deadline of one
         request times the number of requests.
@@ -338,7 +339,10 @@ class WorkerPool:
         # -P keeps the script's folder off sys.path. Otherwise modules such as `numbers` in this
         # folder would shadow modules of the standard library.
         command = [sys.executable, "-P", self._program.script]
-        command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2), mark]
+        # The kernel's time limits must be longer than the deadline of `_send`.
+        request_seconds = int(2 * self._deadline) + 2
+        batch_seconds = math.ceil(self._program.spare)
+        command += [str(self._memory_bytes), str(request_seconds), str(batch_seconds), mark]
         self.counts["worker_starts"] += 1
         try:
             process = subprocess.Popen(

@@ -43,12 +43,14 @@ COMPLETIONS = "completions"
 IDS = "completion_ids"
 
 
-def main(memory_bytes: int, seconds: int, mark: str) -> None:
+def main(memory_bytes: int, seconds: int, spare_seconds: int, mark: str) -> None:
     """Answers requests until stdin is closed, then kills all processes started by the verifier.
 
     Args:
       memory_bytes: maximum size of the address space. It also applies while the verifier is loaded.
-      seconds: time limit of one answer, after which the kernel kills this process.
+      seconds: time limit of one answer. The kernel kills this process after the time limits of all
+        answers of a request and `spare_seconds`.
+      spare_seconds: additional time limit of a request, for example to fork and to prepare rows.
       mark: name of the environment variable that identifies the processes of this worker.
     """
     requests, replies = open_pipes()
@@ -65,7 +67,11 @@ def main(memory_bytes: int, seconds: int, mark: str) -> None:
     except BaseException as error:
         write_reply(replies, {"refused": describe(error, setup["path"])})
         return
-    serve(requests, replies, answer, lambda request: seconds * len(request["rows"]))
+
+    def time_limit(request: dict[str, Any]) -> int:
+        return seconds * len(request["rows"]) + spare_seconds
+
+    serve(requests, replies, answer, time_limit)
     end_offspring(mark)
 
 
@@ -402,4 +408,4 @@ def _without_scores(count: int, fault: str, message: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -14,7 +14,7 @@ import pytest
 
 from bacr_grading import pool as pool_module
 from bacr_grading.__main__ import main
-from bacr_grading.verifier import FAULTS, VerifierGrader, answer_of, load_verifier
+from bacr_grading.verifier import FAULTS, VerifierGrader, answer_of, load_verifier, packed
 from bacr_jax.errors import UserError
 
 SOURCE = """
@@ -501,3 +501,24 @@ def test_an_answer_of_a_worker_that_died_once_is_scored_by_another(tmp_path):
         counts = grader.counters()
     assert [verdict.correct for verdict in verdicts] == [1.0] * 1000
     assert (counts["failed"], counts["worker_deaths"]) == (0, 1)
+
+
+def test_a_scorer_has_time_to_prepare_a_row(tmp_path):
+    """`prepare` takes longer than twice the deadline, but less than the spare time of a batch."""
+    file = tmp_path / "scorer.py"
+    file.write_text(
+        "import time\n"
+        "READY = []\n"
+        "def prepare(row):\n"
+        "    if not READY:\n"
+        "        time.sleep(3.5)\n"
+        "        READY.append(True)\n"
+        "def score(answer, row):\n"
+        "    return float(answer == row.answer)\n"
+    )
+    verifier = load_verifier(f"{file}:score")
+    verifier = dataclasses.replace(verifier, of_rows=True, third_party=True)
+    rows = {("q", "g"): packed({"id": "1", "question": "q", "answer": "g"})}
+    with VerifierGrader(verifier, rows=rows, workers=1, deadline=0.5) as grader:
+        (verdict,) = grader.grade(["<answer>g</answer>"], ["g"], questions=["q"])
+    assert (verdict.path, verdict.correct) == ("verifier", 1.0)
