@@ -270,6 +270,19 @@ def test_what_is_no_answer_is_one_line(pieces, said):
     assert str(error.value).isprintable() and str(error.value).startswith(url)
 
 
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("no-such-host.invalid", r"no server responds at this address \((?!Unknown error)"),
+        ("a..b", "its host is not a host name"),
+        ("a" * 64, "its host is not a host name"),
+    ],
+)
+def test_a_host_that_does_not_exist_is_one_line(host, message):
+    with pytest.raises(client.EngineError, match=message):
+        asked(f"http://{host}:8001")
+
+
 def test_what_a_server_says_is_short_and_can_not_move_the_cursor():
     body = json.dumps({"error": {"message": "\x1b[2Jred\u202e" + "x" * 9000}}).encode()
     with answering([whole(body, "400 Bad")]) as (url, _), pytest.raises(client.Refused) as error:

@@ -272,6 +272,11 @@ def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, mo
             ["--budget", "4", "--temperature", "-1", "q"],
             "--temperature -1.0 is out of range; use 0",
         ),
+        (
+            ["--budget", "4", "--temperature", "1e-30", "q"],
+            "--temperature 1e-30 is out of range; use 0 (always the most likely token) or a "
+            "number from 0.001",
+        ),
         (["--budget", "4", "--top-p", ".5", "q"], "--top-p 0.5 has no effect, because"),
         (["q"], "command line: the following arguments are required: --budget"),
     ],

@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -243,13 +245,13 @@ async def _opened(
             f"{url}: the connection was closed before the reply was complete"
         ) from None
     except OSError as error:
-        reason = str(error) or type(error).__name__
-        if error.errno:
-            reason = os.strerror(error.errno)
         raise EngineError(
-            f"{url}: no server responds at this address ({reason}); start the server, or correct "
-            "the address"
+            f"{url}: no server responds at this address ({_reason(error)}); start the server, or "
+            "correct the address"
         ) from None
+    except UnicodeError:
+        # The host has an empty label, or a label of more than 63 characters.
+        raise EngineError(f"{url}: its host is not a host name; correct the address") from None
     except (asyncio.LimitOverrunError, ValueError, IndexError):
         raise EngineError(
             f"{url}: the server's reply is not HTTP; check that a vLLM server listens at this "
@@ -258,6 +260,16 @@ async def _opened(
     finally:
         if writer is not None:
             writer.close()
+
+
+def _reason(error: OSError) -> str:
+    """Returns the reason of a failed connection in a few words."""
+    if isinstance(error, (socket.gaierror, ssl.SSLError)):
+        # Their `errno` is not a number of the operating system.
+        return error.strerror or str(error)
+    if error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 def _request_bytes(parts: SplitResult, body: Any) -> bytes:

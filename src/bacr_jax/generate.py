@@ -36,7 +36,7 @@ from bacr_jax.config.cli import (
     silence_orbax,
     whole_number,
 )
-from bacr_jax.config.derived import NONE, read_budgets
+from bacr_jax.config.derived import NONE, SMALLEST_TEMPERATURE, read_budgets
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -90,10 +90,11 @@ class AskOptions:
         Args:
           dash: prefix of option names in error messages, such as "--" or "/".
         """
-        if not 0 <= self.temperature < float("inf"):
+        is_sampled = SMALLEST_TEMPERATURE <= self.temperature < float("inf")
+        if self.temperature != 0 and not is_sampled:
             raise UserError(
                 f"{dash}temperature {self.temperature} is out of range; use 0 (always the most "
-                "likely token) or a larger number"
+                f"likely token) or a number from {SMALLEST_TEMPERATURE:g}"
             )
         if not 0 < self.top_p <= 1:
             raise UserError(

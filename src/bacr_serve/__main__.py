@@ -173,20 +173,23 @@ def bind(host: str, port: int) -> socket.socket:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = info[0]
         listener = socket.socket(family, kind, protocol)
+    except UnicodeError:
+        # The host has an empty label, or a label of more than 63 characters.
+        raise _no_address(host, port, "not a host name") from None
     except OSError as error:
-        raise _no_address(host, port, error) from None
+        raise _no_address(host, port, error.strerror) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _no_address(host, port, error) from None
+        raise _no_address(host, port, error.strerror) from None
     return listener
 
 
-def _no_address(host: str, port: int, error: OSError) -> UserError:
+def _no_address(host: str, port: int, reason: str | None) -> UserError:
     return UserError(
-        f"--host {host} --port {port}: the server can't listen on this address ({error.strerror}); "
+        f"--host {host} --port {port}: the server can't listen on this address ({reason}); "
         "use another port or an address of this machine"
     )
 

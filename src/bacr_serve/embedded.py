@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_serve.generation import BackendError, Generation, Piece
 from bacr_serve.slots import Event
 
@@ -77,6 +78,7 @@ class EmbeddedBackend:
         self._warm_up = warm_up
         self._incoming: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._failure = ""
+        self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
@@ -90,9 +92,17 @@ class EmbeddedBackend:
         self._thread = threading.Thread(target=self._work, args=(loop, ready), daemon=True)
         self._thread.start()
         await ready
-        if self._warm_up is not None:
+        if self._warm_up is None:
+            return
+        try:
             async for _ in self.generate(self._warm_up):
                 pass
+        except BackendError:
+            # Restarting the server doesn't help if its memory is too small. Loading the policy
+            # raises the same error.
+            if isinstance(self._error, OutOfMemory):
+                raise self._error from None
+            raise
 
     async def stop(self) -> None:
         """Stops the worker thread after the chunk that it is decoding."""
@@ -146,6 +156,7 @@ class EmbeddedBackend:
             # After an error, the state on the device is unknown, so no later request can be
             # answered.
             name = type(error).__name__
+            self._error = error
             self._failure = f"the decoder failed ({name}: {reason}); restart the server"
             while not self._incoming.empty():
                 tickets += filter(None, [self._incoming.get()])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bacr_jax.config.derived import SMALLEST_TEMPERATURE
 from bacr_serve.budget_fields import EFFORT, NUMBERS, REASONING, read_budget_fields
 from bacr_serve.errors import RequestError, invalid, short
 
@@ -142,7 +143,7 @@ def _asked(
     budget = read_budget_fields(
         body, levels=defaults.levels, default=defaults.budget, most=defaults.largest_budget
     )
-    temperature = _float(body, "temperature", 0.0, lambda t: 0 <= t <= _LARGEST_TEMPERATURE)
+    temperature = _float(body, "temperature", 0.0, _is_temperature)
     top_p = _float(body, "top_p", 1.0, lambda p: 0 < p <= 1)
     seed = body.get("seed")
     if seed is None:
@@ -267,6 +268,11 @@ def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None
     return next(iter(values.values()), None)
 
 
+def _is_temperature(value: float) -> bool:
+    """True if a number is a valid sampling temperature."""
+    return value == 0 or SMALLEST_TEMPERATURE <= value <= _LARGEST_TEMPERATURE
+
+
 def _float(
     body: Mapping[str, Any], name: str, default: float, is_valid: Callable[[float], bool]
 ) -> float:
@@ -280,7 +286,8 @@ def _float(
         return default
     if type(value) not in (int, float) or not is_valid(value):
         ranges = {
-            "temperature": f"a number from 0 to {_LARGEST_TEMPERATURE:g}",
+            "temperature": f"0, or a number from {SMALLEST_TEMPERATURE:g} to "
+            f"{_LARGEST_TEMPERATURE:g}",
             "top_p": "a number above 0, up to 1",
         }
         raise invalid(name, f"expected {ranges[name]}, but found {short(value)}")

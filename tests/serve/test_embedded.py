@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from bacr_jax.generate import open_session
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_serve.app import Limits, Service
 from bacr_serve.embedded import EmbeddedBackend
 from bacr_serve.generation import ANSWER, THINKING, BackendError, Generation, Piece
@@ -135,6 +136,21 @@ def test_a_policy_that_cannot_be_loaded_is_an_error_of_the_start():
 
     with pytest.raises(ValueError, match="no weights"):
         asyncio.run(EmbeddedBackend(fail).start())
+
+
+def test_memory_that_runs_out_in_the_warm_up_is_the_same_error_as_in_loading():
+    class SmallDevice(FakeSlots):
+        def add(self, requests):
+            raise OutOfMemory(("prefill",), {"slots": 2}, 1 << 30)
+
+    with pytest.raises(OutOfMemory):
+        asyncio.run(EmbeddedBackend(SmallDevice, request(1)).start())
+
+
+def test_a_decoder_that_fails_in_the_warm_up_is_an_error_of_the_start():
+    slots = FakeSlots(fails_at=1)
+    with pytest.raises(BackendError, match="the decoder failed"):
+        asyncio.run(EmbeddedBackend(lambda: slots, request(1)).start())
 
 
 @pytest.fixture(scope="module")

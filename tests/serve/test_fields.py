@@ -81,6 +81,8 @@ def test_labels_and_neutral_values_are_ignored():
         ({"temperature": "1"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
+        # Logits that are divided by it exceed the range of float32.
+        ({"temperature": 1e-30}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"seed": 1.5}, "seed"),
@@ -129,7 +131,7 @@ def test_an_error_has_openais_form():
     error = refusal(chat, temperature=-1).body()
     assert json.loads(json.dumps(error)) == {
         "error": {
-            "message": "temperature: expected a number from 0 to 100, but found -1",
+            "message": "temperature: expected 0, or a number from 0.001 to 100, but found -1",
             "type": "invalid_request_error",
             "param": "temperature",
             "code": "invalid_value",

@@ -44,6 +44,9 @@ MODEL = ["--model", "hf"]
         (["--run", "runs/a", "--url", "http://a:1"], "a vLLM server serves a Hugging Face folder"),
         ([*MODEL, "--api-key-file", "none"], "--api-key-file none: the file can't be read"),
         ([*MODEL, "--host", "203.0.113.1"], "can't listen on this address"),
+        # An empty label, and a label of more than 63 characters.
+        ([*MODEL, "--host", "127.0.0..1"], "can't listen on this address (not a host name)"),
+        ([*MODEL, "--host", "a" * 64], "can't listen on this address (not a host name)"),
         ([*MODEL, "--port", "0"], "hf"),
     ],
 )
