@@ -64,6 +64,39 @@ def test_an_evaluation_without_its_checkpoint_is_recorded_but_not_selected(evalu
     assert evaluations.best.step == 2 and len(evaluations.records) == 3
 
 
+# Steps, accuracies and lower ends of their 95 % intervals. Step 20 has the highest accuracy, and
+# step 40 is the newest within its interval.
+DURING = [(20, 0.60, 0.55), (40, 0.56, 0.51), (60, 0.52, 0.47), (80, 0.50, 0.45)]
+
+
+def add_all(evaluations, existing_steps):
+    evaluations.add(record(0, "before", 0.3))
+    for step, accuracy, lower_bound in DURING:
+        one = record(step, "during", accuracy)
+        one["anytime"]["train_holdout"]["greedy"]["mean_ci95"] = [lower_bound, 1.0]
+        evaluations.add(one, has_checkpoint=step in existing_steps)
+
+
+@pytest.mark.parametrize(
+    ("existing_steps", "best"),
+    [
+        ((20, 40, 60, 80), 40),
+        # A resumed run, whose first checkpoint was deleted.
+        ((40, 60, 80), 40),
+        # The best checkpoint was deleted by hand: the best of the others.
+        ((20, 60, 80), 20),
+        ((60, 80), 80),
+        ((), None),
+    ],
+)
+def test_deleted_checkpoints_still_count_as_the_highest_accuracy(
+    evaluations, checkpoints, existing_steps, best
+):
+    add_all(evaluations, existing_steps)
+    assert (evaluations.best and evaluations.best.step) == best
+    assert checkpoints.preferred[-1:] == ([] if best is None else [best])
+
+
 def test_evaluations_before_and_after_training_happen_once(evaluations):
     evaluations.add(record(0, "before", 0.5))
     evaluations.add(record(2, "during", 0.6))
@@ -76,3 +109,15 @@ def test_declines_are_those_between_before_and_after(evaluations):
     evaluations.add(record(4, "after", 0.2))
     (decline,) = evaluations.declines_by_set()["train_holdout"]
     assert (decline.before, decline.after) == (0.5, 0.2)
+
+
+def test_a_set_that_was_not_evaluated_before_training_has_no_declines(evaluations):
+    """eval.every was set when the run was resumed."""
+    first = record(0, "before", 0.5)
+    first["sets"] = {"ledger": first["sets"]["train_holdout"]}
+    evaluations.add(first)
+    last = record(4, "after", 0.2)
+    last["sets"]["ledger"] = last["sets"]["train_holdout"]
+    evaluations.add(last)
+    declines = evaluations.declines_by_set()
+    assert declines["train_holdout"] == [] and len(declines["ledger"]) == 1

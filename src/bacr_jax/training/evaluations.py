@@ -32,6 +32,8 @@ class Evaluations:
         self.selected = selected
         self.best: Candidate | None = None
         self._candidates: list[Candidate] = []
+        # Steps of the candidates whose checkpoints still exist.
+        self._existing_steps: set[int] = set()
         self._folder = folder
         self._checkpoints = checkpoints
 
@@ -44,12 +46,19 @@ class Evaluations:
         self.records.append(record)
         if record["when"] in ENDPOINTS:
             self.endpoints[record["when"]] = record["sets"]
-        if record["when"] == "before" or not has_checkpoint:
+        if record["when"] == "before":
             return
         before = self.endpoints.get("before", {})
         self._candidates.append(make_candidate(record, before, self.selected))
+        if has_checkpoint:
+            self._existing_steps.add(record["step"])
+        # Compare all evaluations, also those whose checkpoints were deleted (checkpoint.keep).
+        # Otherwise a resumed run could choose another checkpoint.
         best = choose(self._candidates)
-        assert best is not None
+        if best is None or best.step not in self._existing_steps:
+            best = choose([one for one in self._candidates if one.step in self._existing_steps])
+        if best is None:
+            return
         if self.best is None or best.step != self.best.step:
             self._checkpoints.prefer(best.step)
         self.best = best
@@ -76,7 +85,11 @@ class Evaluations:
             write_json(self._folder.best, self.best_record)
 
     def declines_by_set(self) -> dict[str, list[Decline]]:
-        """Returns the results that are worse after training than before, by evaluation set."""
+        """Returns the results that are worse after training than before, by evaluation set.
+
+        A set without results before training has no declines. This happens if `eval.every` or
+        `eval.select` was changed when the run was resumed.
+        """
         before = self.endpoints["before"]
         after = self.endpoints["after"]
-        return {name: list(declines(before[name], after[name])) for name in after}
+        return {name: list(declines(before.get(name, {}), after[name])) for name in after}
