@@ -205,6 +205,16 @@ def test_a_run_that_was_resumed_undoes_the_update_before_its_stop(runs, tmp_path
     assert numbers(iteration) == numbers(expected[2])
 
 
+def test_an_undone_first_update_keeps_the_initial_bias_of_the_value_head(tmp_path, tokenizer):
+    """The bias is the mean reward of the first batch. Without it, all values would be 0."""
+    config = load(tmp_path, "bacr-full", "train.minibatches=1", "value.warmup_iterations=0")
+    assert config.value.bias_start
+    guard = Scripted(None, "closed is 0", None)
+    _, (_, second) = steps_of(config, tokenizer, guard, 2)
+    assert second.metrics["train/undone"] == 1.0
+    assert np.asarray(second.values).mean() > 0.2
+
+
 def test_the_report_names_what_was_seen_and_warns_where_the_bound_is_broken_again(runs):
     (only,) = runs["spoilt"][1][2].notes
     assert only == "undid the update of step 2, because closed is 0; this step is sampled again"

@@ -73,12 +73,8 @@ def iterate(
     graded_before = grader_totals(run.task_data)
     # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may need
     # several rounds.
-    rounds, cursors = sample_step(run, state, step, clock, poll)
-    notes: tuple[str, ...] = ()
-    if guard is not None:
-        state, rounds, cursors, notes = guarded(
-            guard, run, state, step, (rounds, cursors), clock, poll
-        )
+    sampled = sample_step(run, state, step, clock, poll)
+    state, (rounds, cursors), notes = guarded(guard, run, state, step, sampled, clock, poll)
     chosen = choose(rounds)
     # Outcomes weighted by reward.weights are only used for rewards, not for pass rates and logs.
     reward_batch = grading.credited(run.config.reward, chosen.group_batch)
@@ -89,6 +85,8 @@ def iterate(
     # Before the first update, V is 0 everywhere. It is therefore initialized to the mean reward of
     # the batch.
     train, values = stages.first_step_values(run, state, reward_batch, values, step)
+    if guard is not None:
+        guard.keep(train, shares_of(rounds[0]))
     # Lines 11 and 12: compute dense rewards (Eq. 7-9) and the advantages of tokens (Eq. 10-14).
     advantages, advantage_metrics = stages.compute_advantages(
         run, state, chosen, reward_batch, values
@@ -152,14 +150,14 @@ def sample_step(
 
 
 def guarded(
-    guard: UpdateGuard,
+    guard: UpdateGuard | None,
     run: Run,
     state: RunState,
     step: int,
     sampled: Sampled,
     clock: Clock,
     poll: Poll,
-) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
+) -> tuple[RunState, Sampled, tuple[str, ...]]:
     """Undoes the previous update if a metric of the traces sampled after it violates a limit.
 
     The limits are the config keys `train.undo_closed_answers` and `train.undo_filled_budgets`. If a
@@ -171,35 +169,38 @@ def guarded(
     generated tokens.
 
     Args:
-      guard: snapshot of the state before the previous update, and the limits on the traces.
+      guard: snapshot of the state before the previous update, and the limits on the traces. None if
+        no limit is set.
       sampled: the traces of this step, as one or more rounds of sampling, and the cursors after
         them. Dynamic sampling needs several rounds.
 
     Returns:
-      The state, rounds and cursors to continue with, and log messages about the undone update. The
+      The state and the traces to continue with, and log messages about the undone update. The
       messages are empty if the update was kept.
     """
-    rounds, cursors = sampled
-    notes: tuple[str, ...] = ()
+    if guard is None:
+        return state, sampled, ()
+    rounds, _ = sampled
     breach = guard.breach(shares_of(rounds[0]))
-    if breach is not None and guard.can_undo(state.train):
-        wasted = choose(rounds).tokens
-        state = replace(
-            state,
-            train=guard.restored(),
-            generated_tokens=state.generated_tokens + wasted,
+    if breach is None or not guard.can_undo(state.train):
+        return state, sampled, ()
+    state = replace(
+        state,
+        train=guard.restored(),
+        generated_tokens=state.generated_tokens + choose(rounds).tokens,
+    )
+    notes: tuple[str, ...] = (
+        f"undid the update of step {step}, because {breach}; this step is sampled again",
+    )
+    sampled_again = sample_step(run, state, step, clock, poll, again=True)
+    second_breach = guard.breach(shares_of(sampled_again[0][0]))
+    if second_breach is not None:
+        notes += (
+            f"the traces sampled without the update of step {step} exceed a bound too "
+            f"({second_breach}); training continues. Set another bound, or a lower "
+            "optimizer.learning_rate",
         )
-        notes = (f"undid the update of step {step}, because {breach}; this step is sampled again",)
-        rounds, cursors = sample_step(run, state, step, clock, poll, again=True)
-        second_breach = guard.breach(shares_of(rounds[0]))
-        if second_breach is not None:
-            notes += (
-                f"the traces sampled without the update of step {step} exceed a bound too "
-                f"({second_breach}); training continues. Set another bound, or a lower "
-                "optimizer.learning_rate",
-            )
-    guard.keep(state.train, shares_of(rounds[0]))
-    return state, rounds, cursors, notes
+    return state, sampled_again, notes
 
 
 def sample_round(
