@@ -7,6 +7,7 @@ import pytest
 
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.restarts import MOST_RESTARTS, give_up_reason
+from bacr_jax.training.warmup_folder import locked
 
 
 def restarted(tmp_path, count, job="17"):
@@ -26,6 +27,16 @@ def test_a_job_that_saves_nothing_is_given_up_after_some_restarts(tmp_path):
     assert "submit the job again" in reason
     # Submitted again it is another job.
     assert restarted(tmp_path, 1, job="18") == ""
+
+
+def test_locks_are_not_saves(tmp_path):
+    """Each start locks the folder of the warm-up, after its restarts were counted."""
+    reasons = []
+    for count in range(1, MOST_RESTARTS + 2):
+        reasons.append(restarted(tmp_path, count))
+        with locked(tmp_path / "warmup", None):
+            pass
+    assert reasons[-1]
 
 
 @pytest.mark.parametrize("saved", ["checkpoints/20", "warmup/progress/100"])

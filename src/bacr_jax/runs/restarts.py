@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bacr_jax.files import read_json, write_json
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import LOCK, RunPaths
 
 # Maximum number of restarts without a new checkpoint. It is larger than 1, because a job can be
 # preempted several times before its first checkpoint.
@@ -58,8 +58,13 @@ def _newest_save(*folders: Path) -> int:
 
 
 def _times(folder: Path) -> Iterator[int]:
-    """Yields the modification times of all files and subfolders of a folder, in nanoseconds."""
+    """Yields the modification times of all files and subfolders of a folder, in nanoseconds.
+
+    Lock files are skipped, because every start of a run writes them.
+    """
     for path in folder.rglob("*"):
+        if path.name == LOCK:
+            continue
         # A file that is being written can be renamed before its time is read.
         with contextlib.suppress(OSError):
             yield path.stat().st_mtime_ns
