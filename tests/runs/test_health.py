@@ -1,5 +1,7 @@
 """Warnings come once, after the trouble has lasted, and not at all in a healthy run."""
 
+import json
+
 import pytest
 
 from bacr_jax.runs.health import (
@@ -182,3 +184,30 @@ def test_three_failing_steps_in_a_row_are_noticed_and_steps_without_answers_are_
     steps = [failing, failing, fine, failing, none, failing, failing]
     found = [watch.after_step({"a": (0, 0)}, step) for step in steps]
     assert found == [[], [], [], [], [], [], ["a"]]
+
+
+def closing(*shares):
+    """Metrics of steps with these shares of closed answers."""
+    sound = {"reward/cut_1": 0.5, "reward/mean": 0.5}
+    return [{**sound, "rollout/closed_answers": share} for share in shares]
+
+
+def test_a_resumed_monitor_continues_as_if_the_run_had_not_stopped():
+    """The history is stored, because metrics.jsonl lacks steps if output.log_every is above 1."""
+    steps = closing(0.99, 0.99, 0.88, 0.88, 0.88, 0.88)
+    (message,) = messages(*steps)
+    for stop in range(1, len(steps)):
+        first = RunHealth()
+        before = [m for one in steps[:stop] for m in first.warnings(one)]
+        resumed = RunHealth()
+        resumed.resume(json.loads(json.dumps(first.to_record())), [])
+        after = [m for one in steps[stop:] for m in resumed.warnings(one)]
+        assert before + after == [message], stop
+
+
+def test_a_monitor_without_a_stored_history_reads_the_logged_metrics():
+    steps = closing(0.99, 0.88, 0.88, 0.88)
+    resumed = RunHealth()
+    resumed.resume(None, steps[:3])
+    (message,) = [m for one in steps[3:] for m in resumed.warnings(one)]
+    assert "closed_answers" in message

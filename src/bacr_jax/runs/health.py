@@ -5,8 +5,9 @@ so that healthy runs do not exceed them. Warnings do not change the run.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Metrics = Mapping[str, float]
 
@@ -41,6 +42,8 @@ CLOSED = 0.95
 # Maximum change of a fraction since the first iteration. With 64 traces, 0.1 is almost four
 # standard errors of a fraction of 0.95.
 SHARE_CHANGE = 0.1
+# Metrics that are compared with the first iteration.
+COMPARED = ("rollout/closed_answers", "rollout/repetition")
 # Maximum difference attributed to float32 rounding. It applies to the difference of the importance
 # ratio from 1, and to `mismatch/k3` in nats per token.
 SAME_POLICY = 1e-6
@@ -51,8 +54,8 @@ class Reference:
     """Values with which the metrics of an iteration are compared.
 
     Attributes:
-      first: metrics of the first iteration of the run, whose traces were sampled by the initial
-        policy.
+      first: metrics in `COMPARED` of the first iteration of the run, whose traces were sampled by
+        the initial policy.
       best_accuracy: highest smoothed accuracy so far, in [0, 1].
       largest_mismatch: maximum `mismatch/absolute` that is attributed to rounding, in nats per
         token.
@@ -142,7 +145,7 @@ def _accuracy(metrics: Metrics) -> float:
 
     The rewards are not used because they may have a different scale.
     """
-    cuts = [value for name, value in metrics.items() if name.startswith("reward/cut_")]
+    cuts = [float(value) for name, value in metrics.items() if name.startswith("reward/cut_")]
     return sum(cuts) / max(len(cuts), 1)
 
 
@@ -279,8 +282,8 @@ class VerifierWatch:
 class RunHealth:
     """Monitors the metrics of a run and yields warnings.
 
-    A resumed run replays the metrics of its earlier iterations, so it prints the same warnings as
-    an uninterrupted run.
+    The history of the monitor is part of a run's checkpoints, so a resumed run prints the same
+    warnings as an uninterrupted run.
     """
 
     def __init__(self, largest_mismatch: float = MISMATCH) -> None:
@@ -307,7 +310,7 @@ class RunHealth:
           metrics: metrics of the current iteration.
         """
         if self._first is None:
-            self._first = dict(metrics)
+            self._first = {name: float(metrics[name]) for name in COMPARED if name in metrics}
         smoothed = _accuracy(metrics)
         if self._smoothed_accuracy is not None:
             smoothed = 0.9 * self._smoothed_accuracy + 0.1 * smoothed
@@ -322,3 +325,31 @@ class RunHealth:
             if self._in_a_row[name] == symptom.patience and name not in self._warned:
                 self._warned.add(name)
                 yield symptom.message
+
+    def to_record(self) -> dict[str, Any]:
+        """Returns the history of the monitor, which is serializable as JSON."""
+        return {
+            "first": self._first,
+            "in_a_row": dict(self._in_a_row),
+            "warned": sorted(self._warned),
+            "smoothed_accuracy": self._smoothed_accuracy,
+            "best_accuracy": self._best_accuracy,
+        }
+
+    def resume(self, record: Mapping[str, Any] | None, logged: Iterable[Metrics]) -> None:
+        """Restores the history of a resumed run. No warnings are given.
+
+        Args:
+          record: history that `to_record` returned, or None for a checkpoint of an earlier version.
+          logged: metrics of the earlier iterations that were logged (`output.log_every`), in order.
+            They are only read without a record.
+        """
+        if record is None:
+            for metrics in logged:
+                list(self.warnings(metrics))
+            return
+        self._first = record["first"]
+        self._in_a_row = collections.Counter(record["in_a_row"])
+        self._warned = set(record["warned"])
+        self._smoothed_accuracy = record["smoothed_accuracy"]
+        self._best_accuracy = record["best_accuracy"]

@@ -198,9 +198,12 @@ def as_json(value: float | int) -> float | int | str:
     return value if math.isfinite(value) else str(value)
 
 
-def from_json(value: Any) -> Any:
-    """Returns the number that `as_json` serialized. Other values are returned unchanged."""
-    return float(value) if value in ("nan", "inf", "-inf") else value
+def from_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of a line of metrics.jsonl, with NaN and infinity as numbers."""
+    return {
+        name: float(value) if value in ("nan", "inf", "-inf") else value
+        for name, value in metrics.items()
+    }
 
 
 class MetricsWriter:

@@ -192,10 +192,8 @@ class Trainer:
                 self.folder.forget_last_evaluation()
                 self.folder.summary.unlink(missing_ok=True)
             records = read_lines(self.folder.evaluations)
-            for metrics in read_lines(self.folder.metrics):
-                # Discard these warnings, because they were printed before the run stopped.
-                numbers = {name: from_json(value) for name, value in metrics.items()}
-                list(self.health.warnings(numbers))
+            earlier = map(from_json, read_lines(self.folder.metrics))
+            self.health.resume(meta.get("health"), earlier)
         existing_steps = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
             self.evaluations.add(record, has_checkpoint=record["step"] in existing_steps)
@@ -404,6 +402,7 @@ class Trainer:
         meta = self.describe(step)
         if self.writes:
             meta["history"] = self.history.now(self.evaluations.records)
+            meta["health"] = self.health.to_record()
         if self.guard is not None:
             state, meta["before_update"] = self.guard.to_save(state)
         self.checkpoints.save(step, state, meta)
