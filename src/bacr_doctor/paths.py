@@ -400,7 +400,7 @@ def half(
       batch: the batch of the whole update.
       address: host and port of the JAX coordinator.
       index: index of this process, 0 or 1.
-      use_gpus: True to use the GPU with this index, False to use the CPU.
+      use_gpus: True to use the visible GPU with this index, False to use the CPU.
 
     Returns:
       A record with the loss and the gradient norm in its values.
@@ -408,7 +408,12 @@ def half(
     os.environ["JAX_COORDINATOR_ADDRESS"] = address
     os.environ["JAX_NUM_PROCESSES"] = "2"
     os.environ["JAX_PROCESS_ID"] = str(index)
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(index) if use_gpus else ""
+    gpu = ""
+    if use_gpus:
+        # Only use the GPUs that this job may use.
+        visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpu = visible_gpus.split(",")[index].strip() if visible_gpus else str(index)
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if not use_gpus:
         jax.config.update("jax_platforms", "cpu")
     processes.join()

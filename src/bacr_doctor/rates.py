@@ -8,6 +8,7 @@ run's model. To time whole models, use the scripts in `benchmarks/`.
 import dataclasses
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,8 +67,9 @@ def _fastest_seconds(run: Callable[[], Any]) -> float:
 def data_sheet(subject: Subject) -> Device | None:
     """Returns the data sheet of the device that --device names, or of this machine's first device.
 
-    If several data sheets match the device's name, the one with the closest memory size is
-    returned. The result is None if no data sheet matches.
+    A data sheet matches if the device's name contains its name as whole words, or the other way
+    round: "NVIDIA A10" does not match "NVIDIA A100-SXM4-40GB". If several data sheets match, the
+    one with the closest memory size is returned. The result is None if no data sheet matches.
     """
     if subject.device is not None:
         return find(subject.device)
@@ -75,12 +77,21 @@ def data_sheet(subject: Subject) -> Device | None:
     kind = device.device_kind
     memory = device.memory_stats() or {}
     memory_gib = memory.get("bytes_limit", 0) / 2**30
-    similar = [sheet for sheet in DEVICES.values() if kind in sheet.name or sheet.name in kind]
+    similar = [
+        sheet
+        for sheet in DEVICES.values()
+        if _has_words(kind, sheet.name) or _has_words(sheet.name, kind)
+    ]
 
     def memory_difference(sheet: Device) -> float:
         return abs(sheet.memory_gib - memory_gib)
 
     return min(similar, key=memory_difference, default=None)
+
+
+def _has_words(text: str, words: str) -> bool:
+    """True if `words` occurs in a text and ends at the end of a word."""
+    return re.search(rf"{re.escape(words)}(?!\w)", text) is not None
 
 
 @functools.cache

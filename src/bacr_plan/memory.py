@@ -100,7 +100,16 @@ def host_snapshot_bytes(work: Workload) -> float:
     return parameters + 3.0 * FP32 * costs.head_parameters(work)
 
 
-def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
+def micro_batch_rows(work: Workload, layout: MeshShape) -> float:
+    """Returns the size of a device's part of a micro-batch, in traces with the maximum length.
+
+    The number is a fraction if micro-batches are formed by tokens.
+    """
+    rest_rows = work.rest_tokens / work.row_tokens
+    return math.ceil(work.micro_rows / layout.row_shards) + rest_rows / layout.row_shards
+
+
+def attention_scores(work: Workload, layout: MeshShape, rows: float) -> float:
     """Returns the bytes of the fp32 attention scores of one layer.
 
     A trace (row) has a trunk (its prompt and thinking) and branches (its answers). The result
@@ -112,7 +121,7 @@ def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     Args:
       work: the sizes of the run.
       layout: the device mesh.
-      rows: number of full traces on one device.
+      rows: number of full traces on one device, which can be a fraction.
     """
     heads = work.model.num_heads / layout.tensor
     padding_free = work.config.train.padding_free
@@ -128,7 +137,7 @@ def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     return scores
 
 
-def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
+def saved_activations(work: Workload, layout: MeshShape, rows: float) -> float:
     """Returns the bytes of activations that the forward pass stores for the backward pass.
 
     Full remat stores only the input of every layer. Selective remat also stores the results of
@@ -155,7 +164,7 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
     return model.num_layers * (tokens * width * work.float_bytes + scores)
 
 
-def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
+def layer_working_set(work: Workload, layout: MeshShape, rows: float) -> float:
     """Returns the bytes of one layer's temporaries and weights during its backward pass.
 
     The MLP needs gate, up, silu, their product and one cotangent. Attention needs the scores, their
@@ -187,7 +196,7 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
         adapters are trained, the gradient of the output head.
     """
     head = costs.vocabulary_matrix(work.model) / layout.tensor
-    tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens
+    tokens = micro_batch_rows(work, layout) * work.row_tokens
     # A chunk cannot have more tokens than the micro-batch.
     chunk_tokens = min(work.config.model.logprob_chunk, tokens)
     logits = chunk_tokens * work.model.vocab_size / layout.tensor * FP32
@@ -213,7 +222,7 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     If one program processes several micro-batches, XLA converts the master weights to the compute
     dtype once, before the loop, and stores the result.
     """
-    rows = math.ceil(work.micro_rows / layout.row_shards)
+    rows = micro_batch_rows(work, layout)
     stored = gradient_bytes(work, layout)
     if work.update_rows > work.micro_rows and not work.by_tokens:
         stored += parameter_bytes(work, layout) * work.float_bytes / FP32
@@ -276,7 +285,7 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     if not work.scored:
         return MemoryPhase(state_bytes(work, layout), 0.0)
     model = work.model
-    rows = math.ceil(work.micro_rows / layout.row_shards)
+    rows = micro_batch_rows(work, layout)
     tokens = rows * work.row_tokens
     mlp = 3 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = tokens * model.hidden_size * work.float_bytes

@@ -1,10 +1,8 @@
 """Suggests changes to the config of a run that ran out of memory."""
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -70,8 +68,7 @@ def smaller_choice(
     for tried_limit in (tight_limit, min(limit, planned - 1.0)):
         rows = search.largest(portion, work, layout, MemoryLimit(tried_limit))
         if rows:
-            changes: dict[str, Any] = {portion: rows}
-            smaller = dataclasses.replace(work, **changes)
+            smaller = search.with_portion(work, portion, rows)
             return Choice(smaller, layout, tried_limit)
     return search.suggest(work, layout.num_devices, MemoryLimit(tight_limit))
 

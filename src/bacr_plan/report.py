@@ -57,17 +57,20 @@ class Plan:
         layout = self.layout
         update = memory.update_phase(work, layout)
         rollout = memory.rollout_phase(work, layout)
-        resident, update_temporaries = self._compiled_update(update)
+        # The compiled program processes traces with the maximum length. Micro-batches that are
+        # formed by tokens can have more tokens, if their traces are shorter.
+        longest_traces = memory.update_phase(work.with_micro_rows(work.micro_rows), layout)
+        resident, compiled_temporaries = self._compiled_update(longest_traces)
+        update_factor = compiled_temporaries / longest_traces.temporaries
         rollout_arguments, rollout_temporaries = self._compiled_rollout(rollout)
         score = memory.score_phase(work, layout)
         phases = {
             "rollout": MemoryPhase(resident, rollout_temporaries, rollout_arguments),
             "score": dataclasses.replace(score, resident=resident),
-            "update": MemoryPhase(resident, update_temporaries, update.own),
+            "update": MemoryPhase(resident, update_factor * update.temporaries, update.own),
         }
         # Other phases are not compiled. Their predicted temporaries are multiplied by the ratio of
         # compiled to predicted temporaries of these two phases.
-        update_factor = update_temporaries / update.temporaries
         rollout_factor = rollout_temporaries / rollout.temporaries
         if work.evaluated:
             evaluation = memory.rollout_phase(work.evaluation, layout)
@@ -177,6 +180,13 @@ class Plan:
         )
         peak = search.peak_of(choice.work, layout, self.memory_limit)
         return dataclasses.replace(choice, layout=layout, peak=peak)
+
+    @property
+    def fits_without_warmup(self) -> bool:
+        """True if any settings fit on these devices when the warm-up is run elsewhere."""
+        without_warmup = dataclasses.replace(self.work, warmup_tokens=0)
+        num_devices = self.layout.num_devices
+        return search.suggest(without_warmup, num_devices, self.memory_limit) is not None
 
     @functools.cached_property
     def larger(self) -> Choice | None:
@@ -292,6 +302,8 @@ class Plan:
         if fastest >= _WORTH * self.predictions[self.device_name]["update"]:
             return None
         keys: dict[str, Any] = {}
+        if train.micro_batch_rows is not None:
+            keys["train.micro_batch_rows"] = None
         if tokens != train.micro_batch_tokens:
             keys["train.micro_batch_tokens"] = tokens
         if one_device:

@@ -1,7 +1,7 @@
 """Formats a plan as text for a terminal."""
 
 from bacr_jax.config.values import shown
-from bacr_plan import costs, memory, schedule, search, seconds
+from bacr_plan import costs, memory, schedule, seconds
 from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.report import Plan, parts
 from bacr_plan.search import Choice
@@ -107,8 +107,7 @@ def _fit_lines(plan: Plan) -> list[str]:
         lines += _choice_lines(f"Settings that fit on the same number of {name}", choice)
     if plan.larger is None and plan.larger_gpu is None:
         lines.append("It does not fit on more of these devices, or on a larger known GPU, either.")
-    smallest_warmup = search.fewer_warmup_tokens(plan.work, plan.layout, plan.memory_limit)
-    if plan.memory_limit.of_warmup_step(smallest_warmup, plan.layout) > plan.limit:
+    if plan.fits_without_warmup:
         lines.append(
             "Only the warm-up is too large: run it once on devices on which it fits, and set "
             "warmup.dir to its folder."

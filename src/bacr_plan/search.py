@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bacr_jax import parallel
+from bacr_jax.config.values import shown
 from bacr_jax.parallel import MeshShape
 from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
@@ -70,11 +71,14 @@ class Choice:
       work: the sizes of the run, including its micro-batches and slots.
       layout: the device mesh.
       peak: predicted peak memory per device in bytes.
+      needs_padding: True if `train.padding_free` must be turned off, because the mesh has several
+        devices.
     """
 
     work: Workload
     layout: MeshShape
     peak: float
+    needs_padding: bool = False
 
     def overrides(self) -> str:
         """Returns the settings as config overrides, such as `mesh.data=1 rollout.slots=64`."""
@@ -88,7 +92,9 @@ class Choice:
             keys["eval.slots"] = work.eval_slots
         if work.warmup_tokens:
             keys["warmup.batch_tokens"] = work.warmup_tokens
-        return " ".join(f"{key}={value}" for key, value in keys.items())
+        if self.needs_padding:
+            keys["train.padding_free"] = False
+        return " ".join(f"{key}={shown(value)}" for key, value in keys.items())
 
 
 def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
@@ -117,6 +123,14 @@ def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
         key=lambda size: not fits(size),
     )
     return sizes[count - 1] if count else 0
+
+
+def with_portion(work: Workload, portion: str, rows: int) -> Workload:
+    """Returns the run with `rows` traces in a portion, which is one of `PORTIONS`."""
+    if portion == "micro_rows":
+        return work.with_micro_rows(rows)
+    changes: dict[str, Any] = {portion: rows}
+    return dataclasses.replace(work, **changes)
 
 
 def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> int:
@@ -149,8 +163,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, memory_limit: Memor
 
     def fits(rows: int) -> bool:
         """True if the run fits with `rows` traces in the portion."""
-        changes: dict[str, Any] = {portion: rows}
-        changed = dataclasses.replace(work, **changes)
+        changed = with_portion(work, portion, rows)
         return peak_of_phase(changed, layout) <= memory_limit.limit
 
     return _largest(sizes, fits)
@@ -211,8 +224,13 @@ def suggest(work: Workload, num_devices: int, memory_limit: MemoryLimit) -> Choi
 def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Choice | None:
     """Returns the largest micro-batch and number of slots with which a run fits on a mesh.
 
-    The config's values are kept if they fit. Returns None if no values fit.
+    The config's values are kept if they fit. Padding is computed if the mesh has several devices,
+    which `train.padding_free` does not support. Returns None if no values fit.
     """
+    needs_padding = work.config.train.padding_free and layout.num_devices > 1
+    if needs_padding:
+        train = dataclasses.replace(work.config.train, padding_free=False)
+        work = dataclasses.replace(work, config=dataclasses.replace(work.config, train=train))
     most = largest("micro_rows", work, layout, memory_limit)
     if work.rows % layout.row_shards or not most:
         return None
@@ -223,8 +241,11 @@ def _choice_on(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> 
     slots -= slots % layout.slot_shards
     if not slots:
         return None
-    changed = dataclasses.replace(work, micro_rows=micro_rows, slots=slots)
-    return fewer_eval_slots(changed, layout, memory_limit)
+    changed = dataclasses.replace(work.with_micro_rows(micro_rows), slots=slots)
+    choice = fewer_eval_slots(changed, layout, memory_limit)
+    if choice is None:
+        return None
+    return dataclasses.replace(choice, needs_padding=needs_padding)
 
 
 def fewer_warmup_tokens(work: Workload, layout: MeshShape, memory_limit: MemoryLimit) -> Workload:

@@ -65,7 +65,10 @@ class Workload:
       conditioned: True if the run has a budget module.
       value_hidden: hidden width of the value head, or 0 without a value head.
       rows: number of traces per iteration (questions times group size).
-      micro_rows: number of traces per gradient accumulation step, on all devices.
+      micro_rows: number of traces with the maximum length per gradient accumulation step, on all
+        devices.
+      rest_tokens: number of tokens by which micro-batches of shorter traces can be larger, if they
+        are formed by tokens.
       scored: number of forward passes over all traces that only compute log-probabilities:
         old and reference ones, and those before and after an update whose KL divergence is limited
         by optimizer.max_update_kl. Passes over a part of the traces count as fractions.
@@ -96,6 +99,7 @@ class Workload:
     value_hidden: int
     rows: int
     micro_rows: int
+    rest_tokens: int
     scored: float
     prompt: int
     thinking: int
@@ -127,6 +131,10 @@ class Workload:
     def row_tokens(self) -> int:
         """Returns the padded tokens per trace in the learner: prompt, thinking and all answers."""
         return self.trunk + self.cuts * self.branch
+
+    def with_micro_rows(self, rows: int) -> "Workload":
+        """Returns the run with micro-batches that fit exactly `rows` traces of maximum length."""
+        return dataclasses.replace(self, micro_rows=rows, rest_tokens=0)
 
     @property
     def by_tokens(self) -> bool:
@@ -179,6 +187,7 @@ class Workload:
             value_hidden=0,
             rows=rows,
             micro_rows=rows,
+            rest_tokens=0,
             scored=0.0,
             prompt=0,
             thinking=width,
@@ -217,7 +226,8 @@ class Workload:
             padding_free=padding_free,
         )
         config = dataclasses.replace(self.config, train=train)
-        return dataclasses.replace(self, config=config, micro_rows=tokens // self.row_tokens)
+        rows, rest_tokens = divmod(tokens, self.row_tokens)
+        return dataclasses.replace(self, config=config, micro_rows=rows, rest_tokens=rest_tokens)
 
     @property
     def evaluation(self) -> "Workload":
@@ -369,6 +379,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         value_hidden=config.value.hidden_size if method.uses_value else 0,
         rows=rows,
         micro_rows=min(train.micro_batch_rows or update_rows, update_rows),
+        rest_tokens=0,
         scored=old_passes + reference_passes + bound_passes,
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max + config.budget.grace,
@@ -389,5 +400,6 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     if train.micro_batch_tokens is not None:
         shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
         micro_rows = shapes.rows(work.row_tokens, 0)
-        work = dataclasses.replace(work, micro_rows=micro_rows)
+        rest_tokens = max(train.micro_batch_tokens - micro_rows * work.row_tokens, 0)
+        work = dataclasses.replace(work, micro_rows=micro_rows, rest_tokens=rest_tokens)
     return work, layout

@@ -1,5 +1,7 @@
 """The tiny model's paths agree with NumPy, and faults under them are found."""
 
+import os
+
 import numpy as np
 import optax
 import pytest
@@ -94,3 +96,26 @@ def test_six_faults_are_found_by_the_checks_that_are_theirs():
     assert found["rates"].status == "warn"
     for name, said in FAULTS.items():
         assert said in found[name].measured
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"), [("4,5", ["4", "5"]), ("7, GPU-1a2b", ["7", "GPU-1a2b"]), ("", ["0", "1"])]
+)
+def test_two_processes_use_the_gpus_of_this_job(monkeypatch, visible, seen):
+    used = []
+
+    class Joined(Exception):
+        """Ends the process before it starts JAX."""
+
+    def join():
+        used.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        raise Joined
+
+    monkeypatch.setattr(paths.processes, "join", join)
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.setenv(name, "")
+    for index in range(2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(Joined):
+            paths.half(SUBJECT, None, "localhost:1", index, True)
+    assert used == seen

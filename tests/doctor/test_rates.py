@@ -1,7 +1,12 @@
 """A device that is slower than a plan takes it to be is warned of."""
 
+import pytest
+
 from bacr_doctor import rates
 from bacr_doctor.__main__ import read_subject
+from bacr_doctor.records import Subject
+from bacr_jax.config import Config
+from bacr_plan.devices import DEVICES, GIB
 
 PER_S = dict.fromkeys(("decoded_per_s", "learned_per_s", "flops_per_s", "bytes_per_s"), 1e4)
 
@@ -50,3 +55,34 @@ def test_slow_additions_are_warned_of_with_the_version_that_is_fast():
 
 def test_additions_are_measured_on_gpus_alone():
     assert rates.additions(read_subject([])[0]).measured.startswith("no GPU")
+
+
+class Card:
+    """A device as JAX describes it. By default, JAX uses 75 % of its memory."""
+
+    def __init__(self, kind, gib):
+        self.device_kind = kind
+        self.gib = gib
+
+    def memory_stats(self):
+        return {"bytes_limit": int(0.75 * self.gib * GIB)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "gib", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", 79.3, "a100-80"),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19.5, "a100-40"),
+        ("NVIDIA A10", 22.0, "a10"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        # Cards without a data sheet, whose names begin like those of other cards.
+        ("NVIDIA A100 80GB PCIe", 79.3, None),
+        ("NVIDIA L40", 44.4, None),
+        ("NVIDIA A10G", 22.0, None),
+    ],
+)
+def test_the_data_sheet_belongs_to_the_card(monkeypatch, kind, gib, name):
+    monkeypatch.setattr(rates.jax, "devices", lambda: [Card(kind, gib)])
+    assert rates.data_sheet(Subject(Config())) == (name and DEVICES[name])

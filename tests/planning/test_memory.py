@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bacr_jax.config import io as config_io
+from bacr_jax.config.shipped import locate
 from bacr_plan import costs, memory
+from bacr_plan.workload import sizes_of
 from plan_world import mesh, workload
 
 SEVEN_B = 7_615_616_512
@@ -207,3 +210,28 @@ def test_rows_of_real_tokens_are_attended_in_up_to_twice_as_many_rows():
     assert memory.attention_scores(real, one, 8) == 2 * memory.attention_scores(plain, one, 8)
     # Between all 5,664 tokens of one full row there are fewer pairs than in two padded rows.
     assert memory.attention_scores(real, one, 1) == 28 * 5664**2 * 4
+
+
+@pytest.mark.parametrize("keys", [(), ("train.padding_free=true",)])
+def test_memory_is_planned_for_all_tokens_of_a_micro_batch(keys):
+    """One token less than two longest traces: two shorter traces fill the micro-batch as well."""
+    config = config_io.load([locate("r1-distill-1.5b-math")], keys)
+    row_tokens = sizes_of(config, 1)[0].row_tokens
+    temporaries = {"update": [], "score": []}
+    for tokens in (row_tokens, 2 * row_tokens - 1, 2 * row_tokens):
+        changed = config_io.override(config, [f"train.micro_batch_tokens={tokens}"])
+        work, layout = sizes_of(changed, 1)
+        temporaries["update"].append(memory.update_phase(work, layout).temporaries)
+        temporaries["score"].append(memory.score_phase(work, layout).temporaries)
+    for one_row, nearly_two, two in temporaries.values():
+        assert one_row < nearly_two == pytest.approx(two, rel=1e-3) or two == 0
+
+
+def test_a_suggested_micro_batch_is_as_large_as_its_traces():
+    config = config_io.load([locate("r1-distill-1.5b-math")], ())
+    work, layout = sizes_of(config, 1)
+    assert work.rest_tokens == config.train.micro_batch_tokens - 2 * work.row_tokens > 0
+    assert 2.0 < memory.micro_batch_rows(work, layout) < 3.0
+    exact = work.with_micro_rows(2)
+    assert memory.micro_batch_rows(exact, layout) == 2.0
+    assert exact.micro_batch(2) == {"train.micro_batch_tokens": 2 * work.row_tokens}

@@ -6,11 +6,14 @@ import json
 
 import pytest
 
+from bacr_jax.config import io as config_io
+from bacr_jax.config.shipped import locate
 from bacr_plan import memory
 from bacr_plan.compiling import Compilation, ProgramMemory
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION
 from bacr_plan.report import Plan, as_object
 from bacr_plan.report_text import as_text
+from bacr_plan.workload import sizes_of
 from plan_world import mesh, workload
 
 ARITHMETIC = Compilation("arithmetic", {}, exact=False)
@@ -205,6 +208,39 @@ def test_a_run_that_fits_but_for_its_warm_up_does_not_fit():
     assert "Warm-up before the first iteration: 500 steps of 65,536 tokens, " in text
     nothing = as_object(planned())
     assert nothing["predicted_warmup_s"] == 0 and "warmup" not in nothing["phases_gib"]
+
+
+def plan_of(config, devices, gib):
+    work, layout = sizes_of(config, devices)
+    return Plan(work, layout, DEVICES["a100-80"], float(gib), ARITHMETIC)
+
+
+def test_faster_settings_are_accepted_by_training():
+    """The config sets micro_batch_rows, which excludes micro_batch_tokens."""
+    config = config_io.load([locate("qwen2.5-1.5b-80gb")], [])
+    keys = as_object(plan_of(config, 1, 80))["less_padding"]
+    assert keys.pop("update_s") > 0 and keys["train.micro_batch_rows"] is None
+    changed = config_io.override(config, [f"{key}={json.dumps(keys[key])}" for key in keys])
+    config_io.check(changed)
+
+
+def test_settings_for_more_devices_are_accepted_by_training():
+    """The config leaves out padding, which only a single device can do."""
+    config = config_io.load([locate("qwen2.5-0.5b-gsm8k-24gb")], [])
+    choice = plan_of(config, 1, 8).larger
+    assert choice.layout.num_devices > 1
+    assert "train.padding_free=false" in choice.overrides()
+    changed = config_io.override(config, choice.overrides().split())
+    sizes_of(changed, choice.layout.num_devices)
+
+
+@pytest.mark.parametrize(("gib", "is_said"), [(24, False), (100, True)])
+def test_only_the_warm_up_is_too_large_is_said_if_the_rest_fits(gib, is_said):
+    """The warm-up of adapters trains all weights. On 24 GiB the rest of the run does not fit."""
+    keys = ("warmup.steps=10", "warmup.batch_tokens=65536", *NO_TARGETS, "adapter.rank=16")
+    plan = planned(*keys, gib=gib, layout=mesh(fsdp=1))
+    assert plan.suggestion is None
+    assert ("Only the warm-up is too large" in as_text(plan)) == is_said
 
 
 @pytest.mark.parametrize(

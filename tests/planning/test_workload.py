@@ -191,3 +191,17 @@ def test_a_rollout_is_scheduled_by_the_runs_own_settings(key, value):
 
     assert planned() != value
     assert planned(f"rollout.{key}={str(value).lower()}") == value
+
+
+def test_traces_that_the_decoding_mesh_cannot_divide_are_refused_early():
+    """Without rollout.slots, each of the 12 traces has a slot, on 8 devices of one shard each."""
+    keys = [
+        *("rollout.questions=6", "rollout.group_size=2", "rollout.slots=null"),
+        *("train.micro_batch_rows=2", "train.minibatches=1"),
+        *("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=4", "mesh.decode_tensor=1"),
+    ]
+    config = config_io.load([SEVEN], keys)
+    with pytest.raises(UserError, match="rollout.slots=12: .* over 8 devices; set rollout.slots=8"):
+        sizes_of(config, 8)
+    work, layout = sizes_of(config_io.override(config, ["rollout.slots=8"]), 8)
+    assert work.slots % layout.slot_shards == 0

@@ -247,7 +247,12 @@ def mesh_shape(settings: PolicySettings, shape: Qwen2Config, num_devices: int) -
         num_kv_heads=shape.num_kv_heads,
     )
     _check_rows_divide(settings.rollout, settings.train, layout)
-    decoded_rows = {"rollout.slots": settings.rollout.slots, "eval.slots": settings.eval_slots}
+    # Without rollout.slots, each trace of an iteration has a slot.
+    traces = settings.rollout.questions * settings.rollout.group_size
+    decoded_rows = {
+        "rollout.slots": settings.rollout.slots or traces,
+        "eval.slots": settings.eval_slots,
+    }
     for name, slots in decoded_rows.items():
         if slots is not None and slots % layout.slot_shards:
             nearest = max(slots // layout.slot_shards, 1) * layout.slot_shards
