@@ -63,9 +63,7 @@ ELSEWHERE = {
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths",
     ("planning/test_report.py", DRAWN): "bacr_plan.report_text",
-    ("study/test_results.py", DRAWN): (
-        "bacr_study.difference_tables .effects .figure_parts .figures .items .tables"
-    ),
+    ("study/test_results.py", DRAWN): "bacr_study.effects .figure_parts .items .tables",
     ("study/test_budget_use.py", DRAWN): "bacr_study.budget_figures .budget_tables",
     ("study/test_main.py", WIRE): "bacr_study.work",
 }

@@ -154,19 +154,26 @@ def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
     return "\n".join(lines)
 
 
-def check_inputs(runs: Sequence[PlannedRun]) -> None:
+def check_inputs(study: Study, runs: Sequence[PlannedRun]) -> None:
     """Checks that the models and data sets of all untrained runs can be loaded.
 
-    Called before the first run starts, so that a missing input is reported immediately.
+    Also checks that the evaluation sets have problems of the tasks' hard levels. Called before the
+    first run starts, so that a missing input is reported immediately.
+
+    Args:
+      study: the study.
+      runs: the runs whose results are missing.
 
     Raises:
-      UserError: with one line for every model or data set that is missing or unreadable.
+      UserError: with one line for every model or data set that is missing or unreadable, or
+        without hard problems.
     """
     import jax
 
     from bacr_jax.runs.folder import run_path
     from bacr_jax.training import initialize
     from bacr_jax.training.checks import begun_data, with_available_sets, with_local_model
+    from bacr_study.configured import check_hard_levels
 
     def check_run(config: Config) -> None:
         """Raises a `UserError` if the model or a data set of the config cannot be loaded."""
@@ -186,6 +193,12 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
     faults = faults_of(*checks)
     if faults:
         raise UserError(*faults)
+    # The evaluation sets depend only on the task and the data.
+    run_of_data = {(run.task, repr(run.config.data)): run for run in runs}
+    checks = [functools.partial(check_hard_levels, study, run) for run in run_of_data.values()]
+    faults = faults_of(*checks)
+    if faults:
+        raise UserError(*dict.fromkeys(faults))
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
@@ -202,7 +215,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     waiting = [run for run in runs if not run.has_cells(study)]
     if arguments.report:
         return 0
-    check_inputs(waiting)
+    check_inputs(study, waiting)
     command = [
         sys.executable,
         *("-m", "bacr_study"),

@@ -76,7 +76,8 @@ class Cell:
         `accuracy`. Newer cells also have `closed_answers`, `forced_share` and `entropy`.
       schedule: curriculum as a list of records with `step` and `groups`; empty without a
         curriculum.
-      evaluation: the evaluation settings returned by `Study.asked`; empty in older cells.
+      evaluation: the evaluation settings returned by `PlannedRun.asked`. Empty in older cells, and
+        without the settings of votes in cells of earlier versions.
       truncated: like `sets`, but by set, decoding mode, budget as input and truncation point.
         Several input budgets form a swap table, and one input budget forms a dense curve. Empty if
         neither was evaluated.
@@ -191,9 +192,9 @@ def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
       cell: the cell.
-      wanted: the evaluation settings that the study uses now (`Study.asked`). For an older cell,
-        `size` is only returned if the cell has more problems than `wanted["size"]`, because a data
-        set may be smaller than the requested size.
+      wanted: the evaluation settings that the study uses now (`PlannedRun.asked`). For an older
+        cell, `size` is only returned if the cell has more problems than `wanted["size"]`, because a
+        data set may be smaller than the requested size.
     """
     # A vote uses the samples of another arm, so its settings cannot be inferred from its numbers.
     if cell.evaluation or GREEDY not in cell.samples:

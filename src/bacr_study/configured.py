@@ -1,7 +1,7 @@
 """Collects information about a study's runs that is not part of their stored results (cells).
 
 This covers a few config keys of each arm (a method with its settings), and the problems in
-generated data sets.
+generated data sets. The module also checks, before a run, that its evaluation has hard problems.
 """
 
 import dataclasses
@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from bacr_jax.config import DataConfig
+from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.methods.published import given_by
 from bacr_jax.questions.loaders import load_questions
+from bacr_jax.questions.missing import without_missing
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_study.cells import Cell, ids_digest
 from bacr_study.plan import PlannedRun
-from bacr_study.spec import Study
+from bacr_study.spec import Evaluation, Study
 
 # Data sets that are generated rather than read from files. They may contain duplicate problems.
 _GENERATED = ("ledger",)
@@ -87,20 +90,59 @@ def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
     If the task has hard levels, the problems at these levels are included as separate sets.
     """
     task = study.task(run.task)
-    evaluation = study.evaluation
     by_set = {}
     for name in task.data or run.config.data.eval:
         if name.partition(":")[0] not in _GENERATED:
             continue
-        questions = load_questions(name, run.config.data, evaluation.seed, "test")
-        rows = subset(len(questions), evaluation.size, evaluation.seed)
-        evaluated = questions.take(rows)
+        evaluated = _evaluated_questions(name, run.config.data, study.evaluation)
         by_set[name] = _counted(evaluated)
         if task.hard_levels:
             is_hard = np.isin(evaluated.levels, task.hard_levels)
             hard = evaluated.take(np.flatnonzero(is_hard))
             by_set[task.hard_set(name)] = _counted(hard)
     return by_set
+
+
+def _evaluated_questions(name: str, data: DataConfig, evaluation: Evaluation) -> QuestionSet:
+    """Loads the questions of a set on which finished runs are evaluated."""
+    questions = load_questions(name, data, evaluation.seed, "test")
+    rows = subset(len(questions), evaluation.size, evaluation.seed)
+    return questions.take(rows)
+
+
+def check_hard_levels(study: Study, run: PlannedRun) -> None:
+    """Checks that a run will be evaluated on problems of its task's hard levels, if it has any.
+
+    One set with such problems is enough. If the study has the view `hard`, it must be the first
+    set, because the view shows no other set.
+
+    Raises:
+      UserError: if there are no such problems, or if a set cannot be read.
+    """
+    task = study.task(run.task)
+    if not task.hard_levels:
+        return
+    data = run.config.data
+    names = task.data
+    if not names:
+        data, _ = without_missing(data, run.config.eval)
+        names = data.eval
+    if "hard" in study.views:
+        names = names[:1]
+    levels: set[int] = set()
+    for name in names:
+        questions = _evaluated_questions(name, data, study.evaluation)
+        levels.update(questions.levels.tolist())
+    if not levels.isdisjoint(task.hard_levels):
+        return
+    # Problems without a level have the level 0.
+    numbers = ", ".join(str(level) for level in sorted(levels) if level)
+    description = f"levels {numbers}" if numbers else "no levels"
+    raise UserError(
+        f"tasks.{task.id}.hard_levels: found {list(task.hard_levels)}, but the evaluated problems "
+        f"of {', '.join(names)} have {description}; use levels that they have, set "
+        f"tasks.{task.id}.data to a set with these levels first, or leave hard_levels out"
+    )
 
 
 def _counted(question_set: QuestionSet) -> Problems:

@@ -5,6 +5,7 @@ from typing import Any
 
 from bacr_jax.report.table import Item, Shown, Table, budget_name
 from bacr_study import items
+from bacr_study.figure_parts import panel_title
 from bacr_study.figures import CONTRASTS
 from bacr_study.items import Results
 from bacr_study.spec import Study
@@ -16,20 +17,25 @@ _FAMILIES = {
     "hard": ", harder problems",
     "sensitivity": ", by swept value",
 }
+# Columns per task and budget in the table of named contrasts.
+_CONTRAST_COLUMNS = ("points", "simultaneous", "Holm p", "sign flip")
 
 
 def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
     """Yields the table of the study's named contrasts.
 
-    Each row has the difference and the Holm-adjusted p-value at each budget of `Study.focus`.
+    Each row has the difference and the Holm-adjusted p-value on each task at each budget of
+    `Study.focus`.
     """
     entries = {}
     for entry in results["contrasts"]:
         entries[entry["name"], entry["task"], entry["budget"]] = entry
     columns = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
     header = ["pair", "arm", "less"]
-    for _, budget in columns:
-        header += [budget_name(budget), "simultaneous", "Holm p", "sign flip"]
+    groups = [("", len(header))]
+    for task, budget in columns:
+        header += _CONTRAST_COLUMNS
+        groups.append((panel_title(task, budget), len(_CONTRAST_COLUMNS)))
     rows: list[list[Item]] = []
     for name, (of, less) in study.contrasts.items():
         row: list[Item] = [name, of, less]
@@ -44,6 +50,7 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
         CONTRASTS,
         header,
         rows,
+        groups=groups,
         words=3,
         name="contrasts",
         caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "

@@ -1,5 +1,6 @@
 """Shared parts of a study's figures: styles of arms, intervals, axes and panels."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.report import pictures
-from bacr_jax.report.charts import Axis, Chart, Series
-from bacr_jax.report.curve_styles import RECOMMENDED
+from bacr_jax.report.charts import COLOURS, MARKERS, Axis, Chart, Series
+from bacr_jax.report.curve_styles import GREY, RECOMMENDED, STAR
 from bacr_jax.report.curve_styles import styles_of as method_styles
 from bacr_jax.report.vega import Theme
 from bacr_study.items import budget_phrase, variant_name
@@ -73,20 +74,42 @@ def saved(figure: StudyFigure, folder: Path) -> list[Path]:
 
 
 def styles_of(study: Study) -> dict[str, Series]:
-    """Assigns a style to every arm (method), so that it is the same in all figures.
+    """Assigns a style to every arm (method) and variant, so that it is the same in all figures.
 
     An arm with the name of a method has the colour of this method. Variants of an arm, which differ
-    in a swept value, share its style, because no figure contains several of them.
+    in a swept value, have its colour and different markers. If all markers of a colour are used, a
+    variant gets another colour. None of them has a star, which marks a single curve.
 
     Returns:
-      Series without points, by variant key.
+      Series without points. The keys are the keys of the variants, and the ids of the arms for
+      figures with one curve per arm.
     """
-    arms = list(study.arms)
+    arm_styles = method_styles([arm.id for arm in study.arms])
+    used = {(style.colour, style.marker) for style in arm_styles}
     styles = {}
-    for arm, style in zip(arms, method_styles([arm.id for arm in arms])):
-        for variant in (Variant(arm.id), *study.variants_of(arm)):
+    for arm, arm_style in zip(study.arms, arm_styles):
+        styles[arm.id] = replace(arm_style, label=variant_name(study, Variant(arm.id)))
+        style = arm_style
+        for index, variant in enumerate(study.variants_of(arm)):
+            is_swept = variant.value is not None
+            if index or (is_swept and style.marker == STAR):
+                style = _unused(arm_style, used)
+                used.add((style.colour, style.marker))
             styles[variant.key] = replace(style, label=variant_name(study, variant))
     return styles
+
+
+def _unused(style: Series, used: Collection[tuple[str | float, str]]) -> Series:
+    """Returns a style with a pair of colour and marker that is not in `used`.
+
+    Legends show only colours and markers. The colour of `style` is kept if it has an unused marker.
+    Returns `style` itself if all pairs are used.
+    """
+    other_colours = [name for name in COLOURS if name != GREY]
+    for colour, marker in itertools.product((style.colour, *other_colours), MARKERS):
+        if (colour, marker) not in used:
+            return replace(style, colour=colour, marker=marker)
+    return style
 
 
 def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
@@ -177,14 +200,24 @@ def panel_groups(study: Study, styles: Mapping[str, Series]) -> list[list[Varian
     return groups
 
 
+def budget_positions(budgets: Sequence[int]) -> dict[int, float]:
+    """Returns the position of each budget on a logarithmic axis.
+
+    A budget of 0 has no logarithm. It is placed at half the smallest of the other budgets.
+    """
+    smallest = min(filter(None, budgets), default=2)
+    return {budget: float(budget or smallest / 2) for budget in budgets}
+
+
 def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)") -> Axis:
     """Returns a logarithmic axis (base 2) with a tick at each budget."""
-    ticks = [(float(budget), f"{budget:,}") for budget in budgets]
+    positions = budget_positions(budgets)
+    ticks = [(position, f"{budget:,}") for budget, position in positions.items()]
     return Axis(
         label,
         log2=True,
-        low=0.87 * min(budgets),
-        high=1.15 * max(budgets),
+        low=0.87 * min(positions.values()),
+        high=1.15 * max(positions.values()),
         ticks=ticks,
     )
 
@@ -192,9 +225,10 @@ def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)")
 def star_sentence(study: Study) -> str:
     """Returns the sentence of a caption that explains the star in the legend.
 
-    The sentence starts with a space. It is empty if the study lacks the recommended method.
+    The sentence starts with a space. It is empty if the study lacks the recommended method, or
+    varies one of its settings (see `styles_of`).
     """
-    if any(arm.id == RECOMMENDED for arm in study.arms):
+    if Variant(RECOMMENDED) in study.variants():
         return " The star is the recommended method."
     return ""
 

@@ -18,6 +18,7 @@ from bacr_study.figure_parts import (
     band,
     basis,
     budget_axis,
+    budget_positions,
     ends_of,
     panel_groups,
     panel_title,
@@ -25,7 +26,7 @@ from bacr_study.figure_parts import (
     star_sentence,
     styles_of,
 )
-from bacr_study.items import Results, estimate_of, is_shown, variant_name
+from bacr_study.items import Results, distinct_names, estimate_of, is_shown, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
 
 # Line styles of the difficulty groups, easiest first.
@@ -83,11 +84,10 @@ def draw_figures(
     }
     # Two views may share a function, which must only be called once.
     makers = dict.fromkeys([*(figures_of_view[view] for view in study.views), swap_figures])
-    drawn = []
-    for make in makers:
-        for figure in make(results, study):
-            drawn.append((figure, saved(figure, folder)))
-    return drawn
+    figures = [figure for make in makers for figure in make(results, study)]
+    names = distinct_names([figure.name for figure in figures])
+    figures = [replace(figure, name=name) for figure, name in zip(figures, names)]
+    return [(figure, saved(figure, folder)) for figure in figures]
 
 
 # Accuracy -----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def draw_figures(
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
 ) -> Iterator[dict[float, EstimateRecord]]:
-    """Yields, for each method in a chart, the estimates of one measure at each budget.
+    """Yields, for each method in a chart, the estimates of one measure by the budget's position.
 
     Args:
       results: the contents of results.json.
@@ -105,12 +105,13 @@ def _by_budget(
       variants: the methods of a chart, each with a value of the setting that the study sweeps.
       key: the measure, one of `cells.NUMBERS`.
     """
+    positions = budget_positions(task.budgets)
     for variant in variants:
         points = {}
-        for budget in task.budgets:
+        for budget, position in positions.items():
             estimate = estimate_of(results, task, name, variant, str(budget), key)
             if estimate is not None:
-                points[float(budget)] = estimate
+                points[position] = estimate
         yield points
 
 
@@ -133,16 +134,7 @@ def accuracy_figures(
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
-        charts = [
-            _accuracy_chart(
-                results,
-                task,
-                name,
-                group,
-                styles,
-            )
-            for group in groups
-        ]
+        charts = [_accuracy_chart(results, task, name, group, styles) for group in groups]
         columns.append(alike(charts))
     rows = []
     for row in zip(*columns):
@@ -207,8 +199,10 @@ def _efficiency_charts(
     variants = study.variants()
     accuracy_series: list[Series] = []
     thinking_series: list[Series] = []
+    # A budget of 0 allows no thinking tokens, so the chart of them has no point for it.
+    thinking_budgets = [budget for budget in task.budgets if budget] or task.budgets
     # A logarithmic axis needs a positive lower limit for the thinking tokens.
-    floor = min(task.budgets) / 4
+    floor = min(budget_positions(thinking_budgets).values()) / 4
     columns = zip(
         variants,
         _by_budget(results, task, task.main, variants, "accuracy"),
@@ -250,7 +244,7 @@ def _efficiency_charts(
         Chart(
             f"{task.label}; the line: all that is asked for",
             thinking_series,
-            budget_axis(task.budgets, "budget asked for (tokens)"),
+            budget_axis(thinking_budgets, "budget asked for (tokens)"),
             replace(_THINKING, low=least),
             diagonal=True,
         ),

@@ -1,5 +1,6 @@
 """Formats the entries of a study's tables: means, differences, p-values, ranks and marks."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -309,6 +310,25 @@ def marks_caption(study: Study) -> str:
     if not meanings:
         return ""
     return f" {', '.join(meanings)} (paired by seed and problem, Holm p < .05)."
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Appends a number to repeated names of tables or figures, such as `accuracy_2`.
+
+    Without the number, the file of one table would overwrite the file of another. The first of
+    several equal names stays the same.
+    """
+    taken = set(names)
+    seen: set[str] = set()
+    result = []
+    for name in names:
+        distinct = name
+        numbers = itertools.count(2)
+        while distinct in seen or (distinct != name and distinct in taken):
+            distinct = f"{name}_{next(numbers)}"
+        seen.add(distinct)
+        result.append(distinct)
+    return result
 
 
 def shown_parts(study: Study) -> str:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bacr_jax.config import Config, renamed_keys
 from bacr_jax.config import io as config_io
@@ -18,7 +19,20 @@ from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.training import checks
-from bacr_study.spec import Arm, Study, Task, Variant, cell_id, cell_path
+from bacr_study.spec import (
+    TRUNCATIONS,
+    Arm,
+    Evaluation,
+    Study,
+    Task,
+    Variant,
+    cell_id,
+    cell_path,
+)
+
+if TYPE_CHECKING:
+    # The module imports JAX, which `--list` does not need.
+    from bacr_study.cells import Cell
 
 # Config keys that must not be set in a study, and the reason.
 _NOT_IN_STUDIES = {
@@ -93,6 +107,41 @@ class PlannedRun:
         """Returns the path of the file to which the run's process writes stdout and stderr."""
         return self.study_folder / "logs" / f"{self.id}.log"
 
+    def asked(self, study: Study, variant: Variant) -> dict[str, Any]:
+        """Returns the evaluation settings of the run, or of a majority vote over its samples.
+
+        They are stored with the results. `Study.asked` lists them; evaluations at truncation points
+        that this run does not get are left out.
+
+        Args:
+          study: the study.
+          variant: the run's variant, or the variant of a vote over its samples.
+        """
+        settings = study.asked(self.task, variant.arm)
+        applicable = self._truncations(study, variant)
+        for key in TRUNCATIONS:
+            if key not in applicable:
+                settings.pop(key, None)
+        return settings
+
+    def _truncations(self, study: Study, variant: Variant) -> list[str]:
+        """Returns the keys of `TRUNCATIONS` that apply to the results of a variant."""
+        # A vote is only evaluated at the budgets.
+        if variant != self.variant:
+            return []
+        keys = []
+        is_before = variant.arm == study.before
+        if is_before:
+            keys.append("cut_every")
+        # `steps` is 0 if the run is not trained, and None if the number of epochs determines the
+        # number of steps.
+        is_trained = self.config.train.steps != 0
+        has_input = self.config.conditioning.budget_input != "none"
+        has_dense_curve = is_before and study.evaluation.cut_every is not None
+        if is_trained and has_input and not has_dense_curve:
+            keys.append("swap")
+        return keys
+
     def has_cells(self, study: Study) -> bool:
         """True if the results of the run, and of all majority votes over its samples, are stored.
 
@@ -100,33 +149,49 @@ class PlannedRun:
           UserError: if one of these cells was trained or evaluated with different settings.
         """
         # Imported here because the module imports JAX, which `--list` does not need.
-        from bacr_study.cells import evaluated, read_cell
+        from bacr_study.cells import read_cell
 
-        variants = (self.variant, *study.vote_numbers(self.variant))
-        paths = [
-            cell_path(self.study_folder, cell_id(self.task, variant, self.seed))
-            for variant in variants
-        ]
-        existing_paths = [path for path in paths if path.exists()]
-        wanted = {
-            "digest": self.digest,
-            **study.asked(self.task, self.variant.arm),
-        }
-        for path in existing_paths:
-            cell = read_cell(path)
-            stored = {"digest": cell.config_sha, **evaluated(cell, wanted)}
-            differences = [
-                f"{key}: {value} then, {wanted.get(key)} now"
-                for key, value in stored.items()
-                if value != wanted.get(key)
-            ]
+        are_stored = True
+        for variant in (self.variant, *study.vote_numbers(self.variant)):
+            path = cell_path(self.study_folder, cell_id(self.task, variant, self.seed))
+            if not path.exists():
+                are_stored = False
+                continue
+            differences = self._differences(study, variant, read_cell(path))
             if differences:
                 raise UserError(
                     f"{path}: the results of this run were made with other settings than the "
                     f"study has now ({', '.join(differences)}); move the study's folder away to "
                     "run it again"
                 )
-        return existing_paths == paths
+        return are_stored
+
+    def _differences(self, study: Study, variant: Variant, cell: "Cell") -> list[str]:
+        """Lists the settings of stored results that differ from the settings of the study.
+
+        Settings that the results do not contain are not compared, because results of earlier
+        versions contain fewer settings. Evaluations at truncation points are the exception: if a
+        cell does not contain them, it was not evaluated at truncation points.
+
+        Args:
+          study: the study.
+          variant: the run's variant, or the variant of a vote over its samples.
+          cell: the stored results of the variant.
+        """
+        from bacr_study.cells import evaluated
+
+        asked = self.asked(study, variant)
+        unused = {key: getattr(Evaluation(), key) for key in self._truncations(study, variant)}
+        wanted = {"digest": self.digest, **unused, **asked}
+        stored = {"digest": cell.config_sha, **unused}
+        for key, value in evaluated(cell, asked).items():
+            if key in unused or key not in TRUNCATIONS:
+                stored[key] = value
+        return [
+            f"{key}: {value} then, {wanted.get(key)} now"
+            for key, value in stored.items()
+            if value != wanted.get(key)
+        ]
 
 
 def folder_of(study: Study, root: Path) -> Path:

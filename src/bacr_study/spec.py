@@ -41,6 +41,9 @@ ACCOUNTING = {
     "per_sample": "b tokens a sample",
     "matched_total": "b tokens in all",
 }
+# Fields of `Evaluation` that request an evaluation at truncation points. `PlannedRun.asked` decides
+# which runs they apply to.
+TRUNCATIONS = ("cut_every", "swap")
 # Key of the mean over all budgets, used in the same places as the key of a single budget.
 MEAN = "mean"
 SEEDS = "[0, 4294967295]"
@@ -293,19 +296,23 @@ class Study:
     def asked(self, task: str, arm: str) -> dict[str, Any]:
         """Returns the evaluation settings that affect the results of an arm (a method) on a task.
 
-        These settings are stored with the results. The number of slots is left out because it only
-        affects the speed.
+        A majority vote has the settings of the arm whose samples vote, and the number of votes and
+        their accounting. The number of slots is left out because it only affects the speed.
         """
+        arm_spec = self.arm(arm)
         settings: dict[str, Any] = dict(vars(self.evaluation))
-        settings["samples"] = self.samples_of(self.arm(arm))
+        settings["samples"] = self.samples_of(self.arm(arm_spec.of or arm))
         del settings["slots"]
         # These settings are omitted if they are not used. Otherwise the settings of cells from
         # earlier versions, which do not contain them, would differ.
-        for key in ("cut_every", "swap"):
+        for key in TRUNCATIONS:
             if not settings[key]:
                 del settings[key]
         for key in ("budgets", "data", "hard_levels"):
             settings[key] = list(getattr(self.task(task), key))
+        if arm_spec.votes:
+            settings["votes"] = arm_spec.votes
+            settings["accounting"] = arm_spec.accounting
         return settings
 
     def vote_numbers(self, variant: Variant) -> list[Variant]:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def tables_of(results: Results, study: Study) -> list[Table]:
     tables += difference_tables(results, study)
     tables += decoding_tables(results, study)
     tables.append(cost_table(results, study))
-    return tables
+    names = items.distinct_names([table.name for table in tables])
+    return [replace(table, name=name) for table, name in zip(tables, names)]
 
 
 # Accuracies ---------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 from bacr_jax.runs.folder import RunPaths, lock_when_free
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
+from bacr_study.configured import check_hard_levels
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
@@ -82,7 +83,11 @@ def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
 
     Returns:
       The exit code; see `run_one`.
+
+    Raises:
+      UserError: if the results would lack the problems of the task's hard levels.
     """
+    check_hard_levels(study, run)
     config = run.study_folder / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))
@@ -106,7 +111,8 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
     """
     evaluation = study.evaluation
     task = study.task(run.task)
-    samples = study.samples_of(study.arm(run.variant.arm))
+    asked = run.asked(study, run.variant)
+    samples = asked["samples"]
     settings = [
         *("--budgets", ",".join(map(str, task.budgets))),
         *("--samples", str(samples)),
@@ -121,9 +127,9 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
         settings += ["--size", str(evaluation.size)]
     for name in task.data:
         settings += ["--data", name]
-    if evaluation.cut_every is not None and run.variant.arm == study.before:
-        settings += ["--every", str(evaluation.cut_every)]
-    elif evaluation.swap and _has_budget_input(run):
+    if "cut_every" in asked:
+        settings += ["--every", str(asked["cut_every"])]
+    if "swap" in asked:
         settings.append("--swap")
     votes = [study.arm(variant.arm) for variant in study.vote_numbers(run.variant)]
     matched_votes = [vote.votes for vote in votes if vote.accounting == "matched_total"]
@@ -136,14 +142,6 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
     # arms whose training is unstable.
     arguments = ["--run", str(run.folder), *settings, "--step", NEWEST, "--out", str(out)]
     return arguments, out
-
-
-def _has_budget_input(run: PlannedRun) -> bool:
-    """True if the run is trained and its policy has a budget as input."""
-    # `steps` is 0 if the run is not trained, and None if the number of epochs determines the number
-    # of steps.
-    is_trained = run.config.train.steps != 0
-    return is_trained and run.config.conditioning.budget_input != "none"
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:
@@ -169,16 +167,19 @@ def read_graded(out: Path, task: Task) -> GradedSets:
     """Reads the graded answers of a finished evaluation.
 
     If the task has hard levels, the problems at these levels form additional evaluation sets, named
-    by `Task.hard_set`.
+    by `Task.hard_set`. Sets without problems at these levels are skipped.
     """
     samples_by_set = read_samples(out)
     hard_sets = {}
     if task.hard_levels:
         for name, by_setting in samples_by_set.items():
-            hard_sets[task.hard_set(name)] = {
+            hard_samples = {
                 setting: [sample for sample in samples if sample.level in task.hard_levels]
                 for setting, samples in by_setting.items()
             }
+            # All settings have the same problems, so their samples are empty together.
+            if any(hard_samples.values()):
+                hard_sets[task.hard_set(name)] = hard_samples
     return graded_sets({**samples_by_set, **hard_sets})
 
 
@@ -347,6 +348,7 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
             schedule=[],
             truncated={},
             samples={SAMPLED: 1},
+            evaluation=run.asked(study, vote),
         )
         write_cell(run.study_folder, vote_cell)
     # Written last, so that the existence of this cell implies that all of them exist.
@@ -377,7 +379,7 @@ def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
         **sets_of(graded, study.task(run.task)),
         curve=curve(folder),
         schedule=schedule(folder) if has_schedule else [],
-        evaluation=study.asked(run.task, run.variant.arm),
+        evaluation=run.asked(study, run.variant),
     )
 
 

@@ -1,11 +1,13 @@
 """What is read off a study's configs: how arms train, and which rows are one problem."""
 
 import numpy as np
+import pytest
 
+from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.questions.ledger import make_problems
 from bacr_study.cells import ids_digest
-from bacr_study.configured import SHOWN, configured, with_sets
+from bacr_study.configured import SHOWN, check_hard_levels, configured, with_sets
 from study_world import STUDY, planned
 
 
@@ -46,6 +48,61 @@ def test_rows_of_a_made_set_are_one_problem_if_their_question_is(tmp_path):
     assert first["distinct_problems"] == 10 * ledger.max_operand // 5 < first["rows"]
     assert np.array_equal(found.levels, [one.level for one in asked])
     assert found.digest == ids_digest([f"ledger-test-{i}" for i in subset(2000, 300, 0)])
+
+
+def with_levels(levels, sets="[ledger]", views="[accuracy]"):
+    """Returns a study whose task has hard levels, and whose ledger has levels 1 to 5."""
+    keys = f"budgets: [8, 64], hard_levels: {levels}, data: {sets}}}"
+    text = STUDY.replace("budgets: [8, 64]}", keys, 1).replace("samples: 2, size: 10", "samples: 2")
+    return f"views: {views}\n{text}"
+
+
+@pytest.fixture
+def without_levels(tmp_path):
+    """Returns the name of a set whose problems have no level."""
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text('{"question": "One?", "answer": "#### 1"}\n')
+    return f"gsm8k:{path}"
+
+
+def test_hard_levels_that_some_set_has_are_accepted(tmp_path, without_levels):
+    for sets in ("[ledger]", f"['{without_levels}', ledger]"):
+        study, runs, _ = planned(tmp_path, text=with_levels("[5]", sets))
+        check_hard_levels(study, runs[0])
+    # Without hard levels, no set is read.
+    study, runs, _ = planned(tmp_path, text=with_levels("[]", "[math:nowhere]"))
+    check_hard_levels(study, runs[0])
+
+
+def test_hard_levels_that_no_set_has_are_refused(tmp_path, without_levels):
+    cases = [
+        (f"['{without_levels}']", "[accuracy]", "have no levels; use levels that they have"),
+        # The view shows the first set only.
+        (f"['{without_levels}', ledger]", "[hard]", "have no levels; use levels that they have"),
+    ]
+    for sets, views, words in cases:
+        study, runs, _ = planned(tmp_path, text=with_levels("[5]", sets, views))
+        where = r"tasks\.plain\.hard_levels: found \[5\], but the evaluated problems of gsm8k:"
+        with pytest.raises(UserError, match=f"{where}.* {words}") as refused:
+            check_hard_levels(study, runs[0])
+        assert len(refused.value.lines) == 1
+
+
+def test_a_subset_without_problems_of_the_hard_levels_is_refused(tmp_path):
+    study, runs, _ = planned(tmp_path, text=with_levels("[5]"))
+    rows = configured(study, runs).problems["plain", "ledger"].levels
+    sizes = {}
+    for size in range(1, 6):
+        levels = rows[subset(len(rows), size, 0)]
+        sizes[size] = 5 in levels
+    assert set(sizes.values()) == {True, False}
+    for size, is_hard in sizes.items():
+        study, runs, _ = planned(tmp_path, f"evaluation.size={size}", text=with_levels("[5]"))
+        if is_hard:
+            check_hard_levels(study, runs[0])
+            continue
+        with pytest.raises(UserError, match="evaluated problems of ledger have levels [1-4]"):
+            check_hard_levels(study, runs[0])
 
 
 def test_levels_of_their_own_are_a_set(tmp_path):

@@ -14,14 +14,17 @@ from types import SimpleNamespace
 import pytest
 
 from bacr_jax import evaluate, train
-from bacr_jax.files import append_line
+from bacr_jax.evaluation.samples import GREEDY, EvalSetting
+from bacr_jax.files import append_line, write_json
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths, lock_when_free
 from bacr_study import __main__ as command_line
 from bacr_study import work
 from bacr_study.__main__ import main
+from bacr_study.cells import read_cell
 from bacr_study.spec import Variant
 from bacr_study.work import curve
+from evaluation_world import sample
 from study_world import STUDY, finished, planned, write_study
 
 # What two equal runs differ in.
@@ -129,6 +132,59 @@ def test_cells_that_share_a_run_make_it_once_also_at_the_same_time(tmp_path, mon
         assert list(pool.map(lambda run: work.run_one(two, run), both)) == [0, 0]
     assert calls == ["train", "evaluate", "evaluate"]
     assert all(run.has_cells(two) for run in both)
+
+
+HARD = STUDY.replace(
+    "budgets: [8, 64]}", "budgets: [8, 64], hard_levels: [5], data: ['gsm8k:x']}", 1
+)
+
+
+@pytest.mark.parametrize("mode", [[], ["--only", "0"]])
+def test_hard_levels_that_no_problem_has_are_refused_before_training(
+    tmp_path, capsys, monkeypatch, mode
+):
+    monkeypatch.setattr(train, "main", lambda argv: pytest.fail("trained"))
+    monkeypatch.setattr(command_line.schedule, "run_all", lambda *_: pytest.fail("trained"))
+    (tmp_path / "x.jsonl").write_text('{"question": "One?", "answer": "#### 1"}\n')
+    text = HARD.replace("gsm8k:x", f"gsm8k:{tmp_path / 'x.jsonl'}")
+    arguments = study(tmp_path, *mode)
+    write_study(tmp_path, text)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "tasks.plain.hard_levels: found [5], but the evaluated problems of gsm8k:" in said
+    assert said.count("\n") == 1
+
+
+def written(folder, text, monkeypatch, drawn):
+    """Returns the cells that a finished run writes for samples by set."""
+    two, (run, *_), _ = planned(folder, "seeds=[0]", text=text)
+    summary = {"departures": [], "steps": 1, "generated_tokens": 9, "wall_seconds": 1.0}
+    run.folder.mkdir(parents=True)
+    write_json(RunPaths(run.folder).summary, summary)
+    monkeypatch.setattr(work, "read_samples", lambda out: drawn)
+    monkeypatch.setattr(work, "votes_of", lambda out, graded, arm: {})
+    work.write_cells(two, run, folder)
+    assert run.has_cells(two)
+    return {path.stem: read_cell(path) for path in (run.study_folder / "cells").iterdir()}
+
+
+def test_a_cell_has_the_settings_that_it_was_evaluated_with(tmp_path, monkeypatch):
+    setting = EvalSetting(GREEDY, 8, 1)
+    drawn = {"ledger": {setting: [sample(i, 0, "4", mode=GREEDY) for i in range(4)]}}
+    cells = written(tmp_path, STUDY, monkeypatch, drawn)
+    vote = cells["plain.vote.0"].evaluation
+    assert (vote.pop("votes"), vote.pop("accounting")) == (2, "per_sample")
+    assert vote == cells["plain.grpo.0"].evaluation and vote["samples"] == 2
+
+
+def test_a_set_without_hard_problems_is_skipped_and_another_is_kept(tmp_path, monkeypatch):
+    setting = EvalSetting(GREEDY, 8, 1)
+    drawn = {
+        name: {setting: [sample(i, 0, "4", mode=GREEDY, level=level) for i in range(4)]}
+        for name, level in (("easy", 0), ("mixed", 5))
+    }
+    cells = written(tmp_path, HARD, monkeypatch, drawn)
+    assert set(cells["plain.grpo.0"].sets) == {"easy", "mixed", "mixed, levels 5"}
 
 
 def test_one_that_waits_for_the_run_of_another_ends_in_good_order_when_it_is_told_to(tmp_path):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_study.archive import CELLS, archived_cells, read_compressed, unpack
 from bacr_study.archive import RESULTS as RESULTS_FILE
-from bacr_study.archive import archived_cells, read_compressed
 from bacr_study.cells import Cell, evaluated
 from bacr_study.plan import (
     find_run,
@@ -20,6 +21,7 @@ from bacr_study.plan import (
 )
 from bacr_study.spec import Variant
 from bacr_study.study_file import read_study
+from bacr_study.work import evaluation_of
 from study_world import STUDY, finished, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -175,6 +177,94 @@ def test_a_cell_evaluated_otherwise_is_refused(tmp_path, override, words, says):
         run.has_cells(other)
 
 
+OF_FOUR = STUDY.replace("samples: 2", "samples: 4")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("votes: 4", "votes: 2 then, 4 now"),
+        (
+            "votes: 2, accounting: matched_total",
+            "accounting: per_sample then, matched_total now",
+        ),
+    ],
+)
+def test_a_vote_that_was_counted_otherwise_is_refused(tmp_path, change, words):
+    study, (run, *_), _ = planned(tmp_path, "seeds=[0]", text=OF_FOUR)
+    for variant in (run.variant, Variant("vote")):
+        finished(study, run, variant, evaluation=run.asked(study, variant))
+    assert run.has_cells(study)
+    changed = OF_FOUR.replace("votes: 2", change)
+    other, (run, *_), _ = planned(tmp_path, "seeds=[0]", text=changed)
+    with pytest.raises(UserError, match=rf"vote\.0\.json: .* other settings .*{words}"):
+        run.has_cells(other)
+    # Cells of earlier versions do not tell how votes were counted.
+    finished(study, run, Variant("vote"), evaluation=study.asked("plain", "grpo"))
+    assert run.has_cells(other)
+
+
+STARTED = STUDY.replace(
+    "arms:\n", "before: start\narms:\n  start: {label: S, set: {train.steps: 0}}\n"
+)
+# Each is asked for at truncation points: `bacr` reads its budget, `start` is the arm `before`.
+DENSE = "evaluation.cut_every=4"
+SWAP = "evaluation.swap=true"
+
+
+def of_arm(folder, arm, overrides, text=STARTED):
+    """Returns a study with other overrides, and its run of an arm."""
+    study, runs, _ = planned(folder, "seeds=[0]", "arms=[start,grpo,bacr]", *overrides, text=text)
+    return study, next(run for run in runs if run.variant.arm == arm)
+
+
+@pytest.mark.parametrize(
+    ("arm", "then", "now", "words"),
+    [
+        ("bacr", [], [SWAP], "swap: False then, True now"),
+        ("bacr", [SWAP], [], "swap: True then, False now"),
+        ("start", [], [DENSE], "cut_every: None then, 4 now"),
+        ("start", [DENSE], [], "cut_every: 4 then, None now"),
+        ("start", [DENSE], ["evaluation.cut_every=8"], "cut_every: 4 then, 8 now"),
+        ("start", [DENSE, "before=grpo"], [DENSE], "cut_every: None then, 4 now"),
+    ],
+)
+def test_a_cell_with_other_truncation_points_is_refused(tmp_path, arm, then, now, words):
+    study, run = of_arm(tmp_path, arm, then)
+    finished(study, run, run.variant, evaluation=run.asked(study, run.variant))
+    assert run.has_cells(study)
+    other, run = of_arm(tmp_path, arm, now)
+    with pytest.raises(UserError, match=f"were made with other settings .*{words}"):
+        run.has_cells(other)
+    if not then:
+        # So is a cell of an earlier version, which lists no settings at all.
+        finished(study, run, run.variant)
+        with pytest.raises(UserError, match=f"were made with other settings .*{words}"):
+            run.has_cells(other)
+
+
+@pytest.mark.parametrize(
+    ("arm", "now"), [("grpo", SWAP), ("grpo", DENSE), ("start", SWAP), ("bacr", DENSE)]
+)
+def test_truncation_points_of_other_arms_do_not_matter(tmp_path, arm, now):
+    study, run = of_arm(tmp_path, arm, [])
+    finished(study, run, run.variant, evaluation=run.asked(study, run.variant))
+    other, run = of_arm(tmp_path, arm, [now])
+    assert run.has_cells(other)
+    # Cells of earlier versions contain the settings of all arms.
+    finished(other, run, run.variant, evaluation=other.asked("plain", arm))
+    assert run.has_cells(other) and run.has_cells(study)
+
+
+@pytest.mark.parametrize(
+    ("arm", "options"), [("grpo", []), ("bacr", ["--swap"]), ("start", ["--every", "4"])]
+)
+def test_a_run_is_evaluated_at_the_truncation_points_of_its_arm(tmp_path, arm, options):
+    study, run = of_arm(tmp_path, arm, [SWAP, DENSE])
+    arguments, _ = evaluation_of(study, run)
+    assert [text for text in arguments if text in ("--swap", "--every", "4")] == options
+
+
 def page_of(path):
     """Returns the text of a study's own page, or of another page that names the study's file."""
     own = PAGES / f"{path.stem}.md"
@@ -186,7 +276,7 @@ def page_of(path):
 
 
 @OF_STUDIES
-def test_committed_results_are_those_of_the_shipped_study(path):
+def test_committed_results_are_those_of_the_shipped_study(path, tmp_path):
     """What only a run's speed depends on may have changed since they were made."""
     folder = RESULTS / f"{path.stem}-cpu"
     if not folder.exists():
@@ -201,13 +291,18 @@ def test_committed_results_are_those_of_the_shipped_study(path):
         asked = study.asked(cell.task, arm.of or arm.id)
         found = evaluated(cell, asked)
         assert found == {name: asked[name] for name in found} and (found or arm.of)
-    runs = plan_runs(study, folder_of(study, Path("studies")))
+    copy = folder_of(study, tmp_path)
+    copy.mkdir()
+    shutil.copy(folder / CELLS, copy)
+    unpack(copy)
+    runs = plan_runs(study, copy)
     votes = {arm.id for arm in study.arms if arm.of is not None}
     trained = {cell["id"] for cell in cells if cell["arm"] not in votes}
     now = {run.id: run.digest for run in runs}
     # A run that could not be made is missing, and the page says so.
     missing = set(now) - trained
     assert {name: now[name] for name in trained} == {name: made[name] for name in trained}
+    assert {run.id for run in runs if run.has_cells(study)} == trained
     assert not missing or "has no runs" in page_of(path)
     # Tables and pictures are of all of them.
     results = json.loads(read_compressed(folder / RESULTS_FILE))

@@ -17,8 +17,9 @@ from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
 from bacr_study.figure_parts import star_sentence
+from bacr_study.items import distinct_names
 from bacr_study.results import as_text, build_results, page, without_times, write_results
-from bacr_study.spec import Arm, Variant
+from bacr_study.spec import Arm, Sweep, Variant
 from bacr_study.statistics import holm
 from bacr_study.tables import tables_of
 from cells_world import (
@@ -431,6 +432,33 @@ class TestTables:
         pairs = {(e["variant"], e["reference"]) for e in results["comparisons"]}
         assert len(pairs) == 5
         assert {other for _, other in pairs} == {"bacr_paper.0.6"}
+
+    def test_tables_of_two_sweeps_of_one_key_have_different_files(self, tmp_path):
+        key = "optimizer.learning_rate"
+        arms = tuple(
+            Arm(f"arm{i}", f"Arm {i}", sweep=Sweep(key, values, key))
+            for i, values in enumerate(((0.1, 0.2), (0.3, 0.4)))
+        )
+        study = dataclasses.replace(SMALL, arms=arms, views=("sensitivity",), reference=())
+        tables = tables_of(built(tmp_path, study), study)
+        names = [one.name for one in tables]
+        assert len(set(names)) == len(names)
+        name = "sweep_ledger_optimizer_learning_rate"
+        for name_of_arm, arm in ((name, arms[0]), (f"{name}_2", arms[1])):
+            (shown,) = [one for one in tables if one.name == name_of_arm]
+            assert shown.rows[0][1] == arm.label
+
+    @pytest.mark.parametrize(
+        ("names", "distinct"),
+        [
+            (["a", "b"], ["a", "b"]),
+            (["a", "b", "a", "a"], ["a", "b", "a_2", "a_3"]),
+            (["a", "a", "a_2"], ["a", "a_3", "a_2"]),
+            (["a_2", "a_2", "a", "a"], ["a_2", "a_2_2", "a", "a_3"]),
+        ],
+    )
+    def test_only_names_that_are_repeated_change(self, names, distinct):
+        assert distinct_names(names) == distinct
 
 
 class TestWriting:
