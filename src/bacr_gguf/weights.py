@@ -38,7 +38,10 @@ _SHAPE = {
     "max_position_embeddings": "context_length",
 }
 # GGUF keys for the width of a head. All of them must have the same value.
-_HEAD_WIDTH = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_KEY_WIDTH = "attention.key_length"
+_VALUE_WIDTH = "attention.value_length"
+_ROTATED_WIDTH = "rope.dimension_count"
+_HEAD_WIDTH = (_KEY_WIDTH, _VALUE_WIDTH, _ROTATED_WIDTH)
 _THETA = "rope.freq_base"
 _EPSILON = "attention.layer_norm_rms_epsilon"
 _CAUSAL = "attention.causal"
@@ -132,6 +135,8 @@ def _positive(
 def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
     """Returns the width of a head from the file, or hidden size / number of heads if it is missing.
 
+    As in llama.cpp, the number of rotated dimensions is the width of a key if it is missing.
+
     Raises:
       GgufError: if the file contains different widths or an odd width, or if the number of heads is
         not a multiple of the number of key-value heads.
@@ -139,7 +144,11 @@ def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
     heads = shape["num_attention_heads"]
     key_heads = shape["num_key_value_heads"]
     default = shape["hidden_size"] // heads
-    width, *others = (_positive(file, f"{kind}.{key}", int, default) for key in _HEAD_WIDTH)
+    width = _positive(file, f"{kind}.{_KEY_WIDTH}", int, default)
+    others = [
+        _positive(file, f"{kind}.{_VALUE_WIDTH}", int, default),
+        _positive(file, f"{kind}.{_ROTATED_WIDTH}", int, width),
+    ]
     same_width = all(other == width for other in others)
     if not same_width or width % 2 or heads % key_heads:
         raise GgufError(

@@ -72,6 +72,24 @@ def test_config_says_the_shape(tmp_path):
     assert found["rms_norm_eps"] == 1e-5 and found["tie_word_embeddings"]
 
 
+@pytest.mark.parametrize("rotated", [None, 32])
+@pytest.mark.parametrize("kind", weights.CLASSES)
+def test_heads_may_be_wider_than_the_hidden_size_by_heads(tmp_path, monkeypatch, kind, rotated):
+    """The converter writes no number of rotated dimensions for Qwen3, so it is the key's width."""
+    monkeypatch.setattr(gguf_world, "SIZE", 32)
+    before = gguf_world.weights(kind)
+    settings = {
+        f"{kind}.attention.key_length": ("uint32", 32),
+        f"{kind}.attention.value_length": ("uint32", 32),
+        f"{kind}.rope.dimension_count": rotated and ("uint32", rotated),
+    }
+    path = gguf_world.write(tmp_path / "m.gguf", kind, stored=before, settings=settings)
+    assert weights.hf_config(container.read(path))["head_dim"] == 32
+    after = read(path)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -90,6 +108,9 @@ def test_config_says_the_shape(tmp_path):
         ),
         ("llama.rope.freq_base", ("float32", -1.0), "but must be above 0 and"),
         ("llama.rope.dimension_count", ("uint32", 8), "widths 16 and"),
+        # Without its own entry, the width of a value is hidden size / number of heads.
+        ("llama.attention.key_length", ("uint32", 32), r"widths 32 and \[16, 32\]"),
+        ("llama.attention.value_length", ("uint32", 32), r"widths 16 and \[32, 16\]"),
         ("llama.rope.scaling.type", ("string", "yarn"), "'yarn', which is not supported"),
         ("llama.expert_count", ("uint32", 8), "8, which is not supported"),
         ("llama.attention.causal", ("bool", False), "causal' is false, but only models"),
