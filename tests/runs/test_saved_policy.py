@@ -1,6 +1,7 @@
 """A policy on disk is found, or refused in one line, before anything of it is read."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,9 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
+from bacr_jax.runs import saved_policy
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.saved_policy import open_policy, read_config
+from bacr_jax.runs.saved_policy import SavedPolicy, open_policy, read_config
 
 
 @pytest.fixture
@@ -40,6 +42,21 @@ def test_a_folders_own_format_takes_the_texts_that_are_written(run):
     )
     style = saved.under(config).style
     assert (style.name, style.system, dict(style.variables)) == ("boxed", "Be brief.", {"day": 1})
+
+
+@pytest.mark.parametrize(
+    ("override", "base"), [("old", None), ("null", None), ("new", "new"), ("data/new", "data/new")]
+)
+def test_the_base_of_adapters_is_read_from_the_model_path_of_now(monkeypatch, override, base):
+    trained = config_io.override(Config(), ["adapter.rank=2", "model.path=old"])
+    saved = SavedPolicy(Path("run"), 5, trained, {}, trained=trained)
+    saved = saved.under(config_io.override(trained, [f"model.path={override}"]))
+    bases = []
+    monkeypatch.setattr(
+        saved_policy, "read_params", lambda folder, step, *, base=None: bases.append(base)
+    )
+    saved.params()
+    assert bases == [None if base is None else Path(base)]
 
 
 def test_folders_without_a_policy_are_refused(tmp_path):

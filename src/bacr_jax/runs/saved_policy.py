@@ -158,12 +158,19 @@ class SavedPolicy:
     def params(self) -> Params:
         """Loads the parameters: to the host for a run, to the device for a Hugging Face folder."""
         if self.step is not None:
-            return read_params(self.folder, self.step)
+            return read_params(self.folder, self.step, base=self._moved_base())
         import jax.numpy as jnp
 
         from bacr_jax.model.hf.reading import load_policy
 
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
+
+    def _moved_base(self) -> Path | None:
+        """Returns the folder `model.path` if it differs from the config of the run, else None."""
+        path = self.config.model.path
+        if path is None or self.trained is None or path == self.trained.model.path:
+            return None
+        return Path(path)
 
     def tokenizer(self) -> Any:
         """Loads the tokenizer with which the policy was trained.
