@@ -537,6 +537,8 @@ def test_24_rows_of_gsm8k_at_three_budgets_with_the_real_tokenizer(tmp_path, cap
         ("--budgets 8,none --samples 4 --greedy", "budgets-8-none-samples-4-and-greedy"),
         ("--samples 4 --top-p 0.9 --seed 3", "samples-4-top-p-0.9-seed-3"),
         ("--size 100 --split train --slots 8", "size-100-split-train-slots-8"),
+        ("--swap", "with-swap"),
+        ("--budgets 8,64 --swap --size 9", "budgets-8-64-with-swap-size-9"),
     ],
 )
 def test_an_evaluation_is_named_by_the_options_that_change_its_samples(options, name):

@@ -441,6 +441,8 @@ def _named_options(
         yield "samples", str(arguments.samples)
     if arguments.greedy and arguments.samples:
         yield "and", "greedy"
+    if arguments.swap:
+        yield "with", "swap"
     for name in ("every", "temperature", "top_p", "self_consistency", "size", "seed"):
         value = getattr(arguments, name)
         if value is not None:

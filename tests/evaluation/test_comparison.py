@@ -3,8 +3,9 @@
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.comparison import check_comparable, compare
-from bacr_jax.evaluation.samples import GREEDY, EvalSetting
+from bacr_jax.evaluation.comparison import check_comparable, compare, reported
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
+from bacr_jax.types import NO_BUDGET
 from evaluation_world import drawn
 
 
@@ -25,6 +26,10 @@ def test_differences_are_paired_by_problem():
 HERE = {"ours": {"questions": "abc", "problems": 4}}
 
 
+def settings(modes, *, sets=HERE, budgets=(8, 16), **decoding):
+    return {"sets": sets, "decoding": {"cells": modes, "budgets": budgets, **decoding}}
+
+
 @pytest.mark.parametrize(
     ("sets", "modes", "says"),
     [
@@ -39,10 +44,71 @@ HERE = {"ours": {"questions": "abc", "problems": 4}}
             "5 problems, and 4 in this evaluation",
         ),
         (HERE, {"greedy": [16], "sampled": [8]}, r"it has greedy \[16\]; sampled \[8\]"),
+        # The budget 4 was sampled only for majority votes.
+        (HERE, {"greedy": [16], "sampled": [8, 4]}, r"it has greedy \[16\]; sampled \[8\]"),
     ],
 )
 def test_evaluations_of_other_things_are_not_compared(sets, modes, says):
     with pytest.raises(UserError, match=f"--compare there.*{says}"):
         check_comparable(
-            HERE, {"sets": sets, "decoding": {"cells": modes}}, {"greedy": [8]}, "there"
+            settings({"greedy": [8], "sampled": [4]}, budgets=(4, 8)),
+            settings(modes, sets=sets),
+            "there",
         )
+
+
+ALL = {"temperature": 0.6, "top_p": 0.95, "answer_tokens": 3, "grace": 4}
+BOTH_MODES = {"greedy": [8], "sampled": [8]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "modes", "says"),
+    [
+        ({"temperature": 1.0}, BOTH_MODES, "with --temperature 1.0, and this one with .* 0.6;"),
+        ({"top_p": 1.0}, BOTH_MODES, "with --top-p 1.0, and this one with --top-p 0.95;"),
+        ({"answer_tokens": 9}, {"greedy": [8]}, "answer_tokens=9, .* rollout.answer_tokens=3;"),
+        # Evaluations without a grace window do not record it.
+        ({"grace": None}, {"greedy": [8]}, "budget.grace=0, and this one with budget.grace=4;"),
+        (
+            {"temperature": 1.0, "answer_tokens": 9},
+            BOTH_MODES,
+            "with rollout.answer_tokens=9 --temperature 1.0, and this one with "
+            "rollout.answer_tokens=3 --temperature 0.6; run one of them again",
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", [{}, {"option": "--free", "same_budgets": False}])
+def test_answers_that_were_decoded_differently_are_not_compared(changes, modes, says, how):
+    decoding = {name: value for name, value in (ALL | changes).items() if value is not None}
+    with pytest.raises(UserError, match=f"^--[a-z]+ there: the other evaluation .*{says}"):
+        check_comparable(settings(BOTH_MODES, **ALL), settings(modes, **decoding), "there", **how)
+
+
+@pytest.mark.parametrize(
+    ("changes", "modes"),
+    [
+        # Greedy answers do not depend on the temperature.
+        ({"temperature": 1.0, "top_p": 1.0}, {"greedy": [8]}),
+        # No sampled answers are compared, because these have another budget.
+        ({"temperature": 1.0}, {"greedy": [8], "sampled": [16]}),
+        # Folders of earlier versions do not record everything.
+        ({"temperature": None, "top_p": None, "answer_tokens": None}, BOTH_MODES),
+        ({"seed": 3, "slots": 2, "samples": 9}, BOTH_MODES),
+    ],
+)
+def test_settings_that_do_not_affect_the_compared_answers_may_differ(changes, modes):
+    decoding = {name: value for name, value in (ALL | changes).items() if value is not None}
+    check_comparable(settings(BOTH_MODES, **ALL), settings(modes, **decoding), "there")
+
+
+def test_an_evaluation_without_a_grace_window_is_compared_with_its_like():
+    check_comparable(settings({"greedy": [8]}), settings({"greedy": [8]}, grace=0), "there")
+
+
+def test_budgets_of_votes_are_not_reported():
+    cells = {
+        EvalSetting(SAMPLED, budget, 2): drawn([["4", "1"]], budget=budget)
+        for budget in (8, 4, NO_BUDGET)
+    }
+    found = reported({"ours": cells}, {"budgets": [8]})
+    assert [setting.budget for setting in found["ours"]] == [8, NO_BUDGET]

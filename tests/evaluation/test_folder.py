@@ -10,6 +10,7 @@ from bacr_jax.evaluation.folder import (
     RESULTS,
     SAMPLES,
     SETTINGS,
+    SPLIT,
     append,
     default_folder,
     find_evaluation,
@@ -20,6 +21,7 @@ from bacr_jax.evaluation.folder import (
     recorded_prompt_date,
     resume,
     sample_batches,
+    settings_name_of,
 )
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
 from bacr_jax.runs.folder import RunPaths
@@ -207,6 +209,23 @@ class TestOpen:
             raise UserError("bad")
         assert (half / SAMPLES).exists() and (tmp_path / "more" / SAMPLES).exists()
 
+    def test_a_folder_of_an_earlier_version_continues_without_its_split(self, half):
+        with open_evaluation(half, {**ASKED, SPLIT: "train"}):
+            assert len(resume(half, WORK)) == 1
+        # The digests of the questions tell the splits apart.
+        other = {**ASKED, "sets": {"ours": {"problems": 3}}, SPLIT: "train"}
+        with pytest.raises(UserError, match="sets.ours.problems"), open_evaluation(half, other):
+            pytest.fail("opened")
+
+    def test_a_recorded_split_is_compared(self, tmp_path):
+        with open_evaluation(tmp_path / "out", {**ASKED, SPLIT: "train"}):
+            append(tmp_path / "out", DRAWN[0])
+        with (
+            pytest.raises(UserError, match=r"split \(train in the folder, None now\)"),
+            open_evaluation(tmp_path / "out", ASKED),
+        ):
+            pytest.fail("opened")
+
 
 class TestFinished:
     def test_samples_are_read_by_set_and_setting(self, half):
@@ -314,6 +333,11 @@ class TestPlaces:
         evaluate(paths, 20)
         assert find_evaluation(tmp_path, "size-7").name == "step-000020"
         assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
+
+    @pytest.mark.parametrize("step", [3, 1_000_000])
+    @pytest.mark.parametrize("name", ["", "samples-1", "budgets-8-none-samples-4-and-greedy"])
+    def test_the_name_of_the_settings_is_read_from_the_folder(self, tmp_path, step, name):
+        assert settings_name_of(RunPaths(tmp_path).evaluation_of(step, name)) == name
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(

@@ -181,6 +181,48 @@ class TestRun:
             assert (entry["accuracy"], entry["other_accuracy"]) == (0, pytest.approx(2 / 3))
 
     @pytest.mark.parametrize(
+        "override", ["eval.temperature=0.3", "eval.top_p=0.5", "rollout.answer_tokens=3"]
+    )
+    def test_an_evaluation_with_another_decoding_is_refused(
+        self, saved, policy, tmp_path, override
+    ):
+        evaluate(job.prepare(saved(override), greedy=False), tmp_path / "first")
+        for how in ({"compare": [tmp_path / "first"]}, {"free": tmp_path / "first"}):
+            with pytest.raises(UserError, match="run one of them again with the options of the"):
+                job.prepare(saved(name="two"), greedy=False, **how)
+
+    def test_budgets_of_votes_are_not_compared(self, saved, policy, tmp_path):
+        first = job.prepare(saved(), greedy=False, self_consistency=2, name="one")
+        one = evaluate(first, tmp_path / "first")
+        part = policy.part
+
+        def right_where_reported(questions, chosen, rows, settings, **options):
+            policy.right = "4" if settings[0].budget in (8, 12) else "1"
+            return part(questions, chosen, rows, settings, **options)
+
+        policy.part = right_where_reported
+        folder = tmp_path / "first"
+        second = job.prepare(
+            saved(name="two"), greedy=False, self_consistency=2, compare=[folder], free=folder
+        )
+        two = evaluate(second, tmp_path / "second")
+        anytime, other = (results["sets"]["ledger"]["anytime"]["sampled"] for results in (two, one))
+        difference = two["comparisons"]["one"]["ledger"]
+        assert list(difference["by_budget"]["sampled"]) == ["8", "12"]
+        anytime_difference = difference["anytime"]["sampled"]
+        assert anytime_difference["budgets"] == anytime["budgets"] == [8, 12]
+        expected = anytime["mean"] - other["mean"]
+        assert anytime_difference["mean_difference"] == pytest.approx(expected)
+        free = two["free_curve"]["sets"]["ledger"]["sampled"]
+        assert list(free["by_budget"]) == ["8", "12"]
+
+    def test_the_split_is_recorded_unless_it_is_the_test_split(self, saved, policy, tmp_path):
+        tested = job.prepare(saved(), greedy=True)
+        trained = job.prepare(saved(), greedy=True, split="train")
+        assert "split" not in tested.settings
+        assert evaluate(trained, tmp_path / "out")["settings"]["split"] == "train"
+
+    @pytest.mark.parametrize(
         ("name", "content", "says"),
         [
             ("results.json", {"sets": {}}, "is missing or damaged; run the bacr evaluate"),
@@ -196,9 +238,12 @@ class TestRun:
         with pytest.raises(UserError, match=f"{name} {says}"):
             job.prepare(saved("eval.budgets=[8]"), greedy=True, compare=[tmp_path / "first"])
 
-    def test_difficulty_is_measured_on_the_way(self, saved, policy, tmp_path):
+    @pytest.mark.parametrize("votes", [None, 2])
+    def test_difficulty_is_measured_on_the_way(self, saved, policy, tmp_path, votes):
         labels = tmp_path / "labels.jsonl"
-        work = job.prepare(saved("eval.budgets=[8]"), greedy=False, labels=labels)
+        work = job.prepare(
+            saved("eval.budgets=[8]"), greedy=False, labels=labels, self_consistency=votes
+        )
         evaluate(work, tmp_path / "out", said := io.StringIO())
         rates = [json.loads(line)["avg"] for line in labels.read_text().splitlines()]
         # Rows 0 to 3, 4 to 7 and 8 to 11, wrong at 0, 3, 6 and 9.

@@ -42,7 +42,7 @@ def test_a_swap_without_several_inputs_is_refused(budget_input, changes, style, 
 def settings(**decoding):
     return {
         "sets": {"ours": {"problems": 2, "questions": "abc"}},
-        "decoding": {"cells": {"greedy": [4, 16]}, **decoding},
+        "decoding": {"cells": {"greedy": [4, 16]}, "budgets": [4, 16], **decoding},
     }
 
 
@@ -51,8 +51,12 @@ def check(monkeypatch, tmp_path):
     def run(others, *, modes=("greedy",), questions="abc"):
         monkeypatch.setattr(job_checks.folder, "read_samples", lambda path: {})
         monkeypatch.setattr(job_checks.folder, "read_settings", lambda path: others)
-        described = {"ours": {"problems": 2, "questions": questions}}
-        check_free(tmp_path, described, dict.fromkeys(modes, [8]), {})
+        cells = dict.fromkeys(modes, [8])
+        mine = {
+            "sets": {"ours": {"problems": 2, "questions": questions}},
+            "decoding": {"cells": cells, "budgets": [8], "answer_tokens": 3},
+        }
+        check_free(tmp_path, mine)
 
     return run
 
@@ -70,6 +74,7 @@ def test_the_policy_before_training_may_have_other_budgets(check):
             "--free .*no decoding mode and budget in common",
         ),
         (settings(), {"questions": "other"}, "--free .*different problems"),
+        (settings(answer_tokens=9), {}, "--free .*rollout.answer_tokens=9, and this one with"),
         (settings(swap=True), {}, "--free .*that evaluation was made with --swap"),
     ],
 )

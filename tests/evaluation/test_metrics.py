@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_grading import ExactGrader, Grader
+from bacr_jax.evaluation import metrics
 from bacr_jax.evaluation.intervals import ratio_interval, wilson_interval
 from bacr_jax.evaluation.metrics import (
     adherence,
@@ -97,6 +98,33 @@ class TestMajorityAtK:
         assert majority_at_k(answers, answers == 0, 63)[0] == pytest.approx(1.0)
         singles = np.arange(64)[None]
         assert majority_at_k(singles, singles == 0, 32)[0] == pytest.approx(1 / 64)
+
+    @pytest.mark.parametrize("samples", [1028, 1030, 2048])
+    def test_votes_of_thousands_of_samples_are_computed(self, samples):
+        # Two answers that are equally frequent win equally often.
+        answers = np.arange(samples)[None] % 2
+        for k in (1, 512, samples):
+            assert majority_at_k(answers, answers == 0, k)[0] == pytest.approx(0.5, abs=1e-12)
+        # Half of the samples have no answer, so the only answer wins.
+        blank = np.where(answers == 0, 0, -1)
+        assert majority_at_k(blank, blank == 0, 600)[0] == pytest.approx(1.0, abs=1e-12)
+        singles = np.arange(samples)[None]
+        assert majority_at_k(singles, singles == 0, 512)[0] == pytest.approx(1 / samples)
+        assert majority_at_k(answers, answers < 0, 512)[0] == 0.0
+
+    @given(st.integers(1, 40), st.data())
+    @settings(max_examples=100)
+    def test_weights_of_many_samples_give_the_shares_of_few(self, samples, data):
+        numbers = st.lists(st.integers(-1, 4), min_size=samples, max_size=samples)
+        answers = np.array([data.draw(numbers)])
+        k = data.draw(st.integers(1, samples))
+        counted = majority_at_k(answers, answers == 0, k)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(metrics, "_MOST_COUNTED", 0)
+            metrics._win_probability.cache_clear()
+            weighted = majority_at_k(answers, answers == 0, k)
+        metrics._win_probability.cache_clear()
+        assert weighted == pytest.approx(counted, abs=1e-13)
 
 
 def anytime(budgets, accuracies):

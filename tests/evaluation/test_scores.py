@@ -116,6 +116,6 @@ def test_intervals_of_mean_scores_hold_the_mean(a, b):
 def test_evaluations_by_other_verifiers_are_not_compared():
     mine, theirs = {"file": "a.py:f", "digest": "1"}, {"sets": {}, "grader": None}
     with pytest.raises(UserError, match="the built-in rules and this one by a.py:f"):
-        check_comparable({}, theirs, {}, "there", grader=mine)
+        check_comparable({"grader": mine}, theirs, "there")
     with pytest.raises(UserError, match="or by another version of the same file"):
-        check_comparable({}, {**theirs, "grader": {**mine, "digest": "2"}}, {}, "x", grader=mine)
+        check_comparable({"grader": mine}, {**theirs, "grader": {**mine, "digest": "2"}}, "x")

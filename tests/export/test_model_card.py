@@ -41,6 +41,36 @@ def test_accuracy_is_that_of_the_checkpoint_with_intervals(about):
     assert "90.0" not in card and "was not evaluated" not in card
 
 
+def evaluated_afterwards(about, name, sets, **settings):
+    """Results that `bacr evaluate` wrote into the folder of the run."""
+    folder = about.run / "evaluation" / name
+    folder.mkdir(parents=True)
+    results = {name: {"by_budget": {"greedy": {"8": ENTRY}}} for name in sets}
+    (folder / "results.json").write_text(json.dumps({"sets": results, "settings": settings}))
+
+
+def test_accuracy_on_training_questions_is_left_out(about):
+    evaluated_afterwards(about, "step-000003-samples-8-split-train", ["math:x"], split="train")
+    assert "This checkpoint was not evaluated by its run." in cards.model_card(about)
+    evaluated_afterwards(about, "step-000003-samples-8", ["math500:x"])
+    card = cards.model_card(about)
+    assert "MATH-500, evaluated afterwards:" in card and "MATH, evaluated" not in card
+
+
+@pytest.mark.parametrize("when", ["in training", "afterwards"])
+def test_tables_of_several_sets_have_different_titles(about, when):
+    names = ("jsonl:data/easy.jsonl", "csv:hard.csv", "jsonl:a/test.jsonl", "jsonl:b/test.jsonl")
+    if when == "afterwards":
+        evaluated_afterwards(about, "step-000003", names)
+    else:
+        evaluated(about, 3, **dict.fromkeys(names, {"greedy": {"8": ENTRY}}))
+    titles = [
+        line for line in cards.model_card(about).splitlines() if f", evaluated {when}:" in line
+    ]
+    assert titles[:2] == [f"easy, evaluated {when}:", f"hard, evaluated {when}:"]
+    assert len(set(titles)) == len(names)
+
+
 def test_a_checkpoint_without_an_evaluation_says_so(about):
     evaluated(about, 2, ledger={"greedy": {"8": ENTRY}})
     assert "This checkpoint was not evaluated by its run." in cards.model_card(about)

@@ -7,7 +7,7 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.evaluation.folder import RESULTS, append, open_evaluation
-from bacr_jax.evaluation.samples import GREEDY
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_jax.report.paired import paired_differences
 from bacr_jax.report.run_data import RunData
 from bacr_jax.runs.folder import RunPaths
@@ -19,12 +19,14 @@ SETTINGS = {
 }
 
 
-def evaluated(folder, answers, settings=SETTINGS):
+def evaluated(folder, answers, settings=SETTINGS, name=""):
     """A run whose checkpoint was evaluated on four problems."""
-    path = RunPaths(folder).evaluation_of(3)
-    path.parent.mkdir(parents=True)
+    path = RunPaths(folder).evaluation_of(3, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open_evaluation(path, settings):
-        append(path, [sample(i, 0, one, mode=GREEDY) for i, one in enumerate(answers)])
+        for mode, budgets in settings["decoding"]["cells"].items():
+            for budget in budgets:
+                append(path, [sample(i, 0, a, budget, mode) for i, a in enumerate(answers)])
     (path / RESULTS).write_text("{}")
     return RunData(folder.name, RunPaths(folder), Config(), {}, "BACR", [], [])
 
@@ -39,6 +41,36 @@ def test_each_run_is_compared_with_the_first(tmp_path):
     assert difference.startswith("+50.0 [")
     # The mean over budgets has the same difference, because there is only one budget.
     assert table.rows[1][:2] == ["greedy", "mean"]
+
+
+def sampled(temperature, cells=(8,)):
+    """Settings of an evaluation with one sample at the budget 8."""
+    decoding = {"budgets": [8], "samples": 1, "temperature": temperature}
+    return {**SETTINGS, "decoding": {**decoding, "cells": {SAMPLED: list(cells)}}}
+
+
+def test_runs_are_compared_by_their_evaluations_with_the_same_options(tmp_path):
+    name = "samples-1-temperature-1.0"
+    first = evaluated(tmp_path / "a", "4111", sampled(1.0), name)
+    # The evaluation whose name is first, and the one with the settings of the run.
+    evaluated(tmp_path / "b", "4444", sampled(0.6), "samples-1")
+    evaluated(tmp_path / "b", "4444", sampled(0.6))
+    second = evaluated(tmp_path / "b", "4411", sampled(1.0), name)
+    (table,), notes = paired_differences([first, second])
+    assert notes == [] and table.rows[0][2:4] == ["50.0", "25.0"]
+
+
+def test_evaluations_at_different_temperatures_are_not_compared(tmp_path):
+    first = evaluated(tmp_path / "a", "4111", sampled(1.0), "samples-1-temperature-1.0")
+    second = evaluated(tmp_path / "b", "4444", sampled(0.6), "samples-1")
+    tables, (note,) = paired_differences([first, second])
+    assert tables == [] and "with --temperature 1.0, and this one with --temperature 0.6" in note
+
+
+def test_budgets_of_votes_are_not_compared(tmp_path):
+    runs = [evaluated(tmp_path / name, "4111", sampled(0.6, (8, 4))) for name in "ab"]
+    (table,), _ = paired_differences(runs)
+    assert [row[1] for row in table.rows] == ["8", "mean"]
 
 
 def test_a_run_without_an_evaluation_gets_the_command(tmp_path):

@@ -3,7 +3,7 @@
 `bacr evaluate --compare` uses this module. It neither reads files nor samples answers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,15 @@ from jaxtyping import Float
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals
 from bacr_jax.evaluation.metrics import anytime_weights
-from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, measured, number
+from bacr_jax.evaluation.samples import (
+    SAMPLED,
+    EvalSetting,
+    Graded,
+    budget_key,
+    measured,
+    number,
+)
+from bacr_jax.types import NO_BUDGET
 
 # Graded samples by evaluation set and setting (decoding mode and budget).
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
@@ -25,30 +33,64 @@ _TOKENS = (
     ("total_tokens_difference", "total_ci95"),
 )
 _OVER_BUDGETS = (("mean_difference", "mean_ci95"), ("area_difference", "area_ci95"))
+# Entries of evaluation.json that must be equal in two evaluations, with the options that set them.
+_OPTIONS = {"answer_tokens": "rollout.answer_tokens={}", "grace": "budget.grace={}"}
+_OPTIONS_OF_SAMPLES = {"temperature": "--temperature {}", "top_p": "--top-p {}"}
+# Values of entries that evaluation.json omits.
+_DEFAULTS = {"grace": 0}
+
+
+def reported(results: Results, decoding: Mapping[str, Any]) -> dict[str, dict[EvalSetting, Graded]]:
+    """Returns the samples at the requested budgets, without the smaller budgets of majority votes.
+
+    Args:
+      results: graded samples of an evaluation.
+      decoding: entry `decoding` in the settings of this evaluation.
+    """
+    budgets = _requested_budgets(decoding)
+    return {
+        name: {s: graded for s, graded in by_setting.items() if s.budget in budgets}
+        for name, by_setting in results.items()
+    }
+
+
+def _requested_budgets(decoding: Mapping[str, Any]) -> set[int]:
+    """Returns the requested budgets. NO_BUDGET is included, because votes never need it."""
+    return {*decoding["budgets"], NO_BUDGET}
+
+
+def _reported_cells(decoding: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Returns the requested budgets of each decoding mode."""
+    requested = _requested_budgets(decoding)
+    return {
+        mode: [budget for budget in budgets if budget in requested]
+        for mode, budgets in decoding["cells"].items()
+    }
 
 
 def check_comparable(
     mine: Mapping[str, Any],
     theirs: Mapping[str, Any],
-    modes: Mapping[str, list[int]],
     where: str,
     *,
     option: str = "--compare",
-    grader: Mapping[str, str] | None = None,
+    same_budgets: bool = True,
 ) -> None:
     """Checks that two evaluations share the grader, the problems and at least one setting.
 
+    The settings that affect the answers at a given budget must also be equal.
+
     Args:
-      mine: entry `sets` in the settings of this evaluation (evaluation.json).
+      mine: all settings of this evaluation (evaluation.json).
       theirs: all settings of the other evaluation.
-      modes: maps each decoding mode of this evaluation to its budgets in tokens.
       where: folder of the other evaluation as written by the user.
       option: command-line option of the folder, for error messages.
-      grader: file and digest of this evaluation's verifier. None or empty for the built-in rules.
+      same_budgets: False if a common decoding mode is sufficient, without a common budget.
 
     Raises:
       UserError: if the evaluations can't be compared.
     """
+    grader = mine.get("grader")
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
         raise UserError(
@@ -56,16 +98,51 @@ def check_comparable(
             f"and this one by {_grader_name(grader)}, or by another version of the same file; use "
             "the same grader for both"
         )
-    _check_sets(mine, theirs["sets"], f"{option} {where}")
-    other_cells = theirs["decoding"]["cells"]
-    for mode, budgets in modes.items():
-        if set(budgets) & set(other_cells.get(mode, [])):
-            return
-    cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
-    raise UserError(
-        f"{option} {where}: the other evaluation has no decoding mode and budget in common with "
-        f"this one (it has {cells}); run both with the same --budgets and --samples"
-    )
+    _check_sets(mine["sets"], theirs["sets"], f"{option} {where}")
+    other_cells = _reported_cells(theirs["decoding"])
+    common_modes = []
+    for mode, budgets in _reported_cells(mine["decoding"]).items():
+        other_budgets = other_cells.get(mode, [])
+        if set(budgets) & set(other_budgets) or (other_budgets and not same_budgets):
+            common_modes.append(mode)
+    if not common_modes:
+        cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
+        raise UserError(
+            f"{option} {where}: the other evaluation has no decoding mode and budget in common "
+            f"with this one (it has {cells}); run both with the same --budgets and --samples"
+        )
+    _check_decoding(mine["decoding"], theirs["decoding"], common_modes, f"{option} {where}")
+
+
+def _check_decoding(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], common_modes: Collection[str], where: str
+) -> None:
+    """Raises UserError if the answers of two evaluations were decoded with different settings.
+
+    An entry that an evaluation does not record is not compared, unless it is in `_DEFAULTS`.
+
+    Args:
+      mine, theirs: entry `decoding` in the settings of both evaluations.
+      common_modes: decoding modes that both evaluations have.
+      where: option and folder of the other evaluation, for error messages.
+    """
+    options = dict(_OPTIONS)
+    if SAMPLED in common_modes:
+        options |= _OPTIONS_OF_SAMPLES
+    my_options = []
+    other_options = []
+    for name, option in options.items():
+        value = mine.get(name, _DEFAULTS.get(name))
+        other_value = theirs.get(name, _DEFAULTS.get(name))
+        if value is None or other_value is None or value == other_value:
+            continue
+        my_options.append(option.format(value))
+        other_options.append(option.format(other_value))
+    if my_options:
+        raise UserError(
+            f"{where}: the other evaluation was made with {' '.join(other_options)}, and this one "
+            f"with {' '.join(my_options)}; run one of them again with the options of the other"
+        )
 
 
 def _grader_name(grader: Mapping[str, str] | None) -> str:

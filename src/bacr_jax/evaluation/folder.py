@@ -49,6 +49,8 @@ MARKDOWN = "results.md"
 LATEX = "results.tex"
 # Section of the settings that contains digests of the tokenizer and of its chat template.
 PROMPT_FINGERPRINTS = "prompt_fingerprints"
+# Entry of the settings with the split of the evaluation sets. It is missing for the test split.
+SPLIT = "split"
 # Maximum number of differing settings listed in an error.
 _MAX_LISTED = 4
 
@@ -253,9 +255,11 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
     recorded_sections = read_settings(path)
     # Convert tuples to lists by a round trip through JSON, as in the recorded settings.
     present_sections = json.loads(json.dumps(settings))
-    if PROMPT_FINGERPRINTS not in recorded_sections:
-        # Folders written by earlier versions contain no fingerprints.
-        present_sections.pop(PROMPT_FINGERPRINTS, None)
+    for name in (PROMPT_FINGERPRINTS, SPLIT):
+        if name not in recorded_sections:
+            # Folders written by earlier versions contain neither fingerprints nor the split. The
+            # digests of the questions and prompts are compared in any case.
+            present_sections.pop(name, None)
     recorded = flatten_dict(recorded_sections, sep=".")
     present = flatten_dict(present_sections, sep=".")
     differences = [
@@ -451,6 +455,11 @@ def find_evaluation(folder: Path, settings_name: str = "") -> Path:
         f"--compare {folder}: the best checkpoint of this run, step {step}, was not evaluated; "
         f"run bacr evaluate for the run first, or pass its evaluation {evaluations[-1].parent}"
     )
+
+
+def settings_name_of(evaluation: Path) -> str:
+    """Returns the name of the settings in the name of an evaluation's folder (`evaluation_of`)."""
+    return evaluation.name.removeprefix("step-").partition("-")[2]
 
 
 def _step_of(evaluation: Path) -> int:

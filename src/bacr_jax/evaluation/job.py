@@ -43,6 +43,7 @@ from bacr_jax.evaluation.samples import (
     Graded,
     Sample,
     budget_key,
+    budgets_by_mode,
     dense_settings,
     eval_settings,
     evaluated_budgets,
@@ -173,8 +174,7 @@ def _decoding(
     config: Config,
     style: PromptFormat,
     settings: Sequence[EvalSetting],
-    problems: int,
-    modes: Mapping[str, list[int]],
+    chosen: Mapping[str, Int[np.ndarray, "n"]],
     url: str | None,
     *,
     swap: bool,
@@ -187,15 +187,15 @@ def _decoding(
       config: config of the evaluation.
       style: prompt format.
       settings: all evaluation settings.
-      problems: number of problems of the largest set.
-      modes: budgets by decoding mode.
+      chosen: indices of the evaluated problems, by set.
       url: address of the server, or None to decode in this process.
       swap: True if every pair of input budget and truncation point is evaluated.
     """
-    rows = problems * max(setting.samples for setting in settings)
+    most_problems = max(map(len, chosen.values()))
+    rows = most_problems * max(setting.samples for setting in settings)
     slots = min(config.rollout.slots or rows, rows)
     decoding: dict[str, Any] = {
-        "cells": modes,
+        "cells": budgets_by_mode(settings),
         "budgets": list(config.eval.budgets),
         "samples": config.eval.samples,
         "temperature": config.eval.temperature,
@@ -301,14 +301,6 @@ def _prompt_fingerprints(tokenizer: Any, style: PromptFormat) -> dict[str, str]:
     }
 
 
-def _budgets_by_mode(settings: Sequence[EvalSetting]) -> dict[str, list[int]]:
-    """Returns the budgets of each decoding mode."""
-    modes: dict[str, list[int]] = {}
-    for setting in settings:
-        modes.setdefault(setting.mode, []).append(setting.budget)
-    return modes
-
-
 def training_set(
     spec: str | Sequence[str] | None, data: DataConfig, seed: int, *, is_optional: bool
 ) -> tuple[QuestionSet | None, str]:
@@ -394,19 +386,18 @@ def prepare(
     sets = load_sets(resolve(config).task, tokenizer, split=split, train=train, style=style)
     check_length(limits, tokenizer, style, positions, sets)
     chosen, described = _choose_problems(config.eval.size, config.seed, sets)
-    modes = _budgets_by_mode(settings)
     grader = _grader_settings(config.grader)
     name = name or saved.name
-    compared = check_compared(others, name, described, modes, grader)
-    check_free(free, described, modes, grader)
-    most_problems = max(map(len, chosen.values()))
     all_settings: dict[str, Any] = {
         "policy": saved.identity,
         "sets": described,
-        "decoding": _decoding(config, style, settings, most_problems, modes, url, swap=swap),
+        "decoding": _decoding(config, style, settings, chosen, url, swap=swap),
         folder.PROMPT_FINGERPRINTS: _prompt_fingerprints(tokenizer, style),
     }
     all_settings |= {"grader": grader} if grader else {}
+    all_settings |= {folder.SPLIT: split} if split != "test" else {}
+    compared = check_compared(others, name, all_settings)
+    check_free(free, all_settings)
     return Work(
         name=name,
         saved=saved,
@@ -534,28 +525,34 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             numbers_by_set[name] = {**numbers, "note": questions.set.note}
     finally:
         task_data.close()
+    reported = comparison.reported(graded_by_set, work.settings["decoding"])
     results: dict[str, Any] = {
         "name": work.name,
         "settings": work.settings,
         "sets": numbers_by_set,
         "comparisons": {
-            name: _compare_with(path, graded_by_set) for name, path in work.compared.items()
+            name: _compare_with(path, reported) for name, path in work.compared.items()
         },
     }
     if work.free is not None:
         before = graded_sets(folder.read_samples(work.free))
         results["free_curve"] = {
             "name": folder.read_results(work.free).get("name", str(work.free)),
-            "sets": compare_with_free_curve(graded_by_set, before),
+            "sets": compare_with_free_curve(reported, before),
         }
     write_json(out / folder.RESULTS, results)
     if work.labels is not None:
-        (graded_settings,) = graded_by_set.values()
-        (setting,) = [s for s in graded_settings if s.mode == SAMPLED and s.cut is None]
-        progress.print_line(f"difficulty labels in {work.labels}")
-        for group, count in write_labels(work.labels, graded_settings[setting]).items():
-            progress.print_line(f"solve rate {group}: {count} problems")
+        _label_difficulty(work.labels, reported, progress)
     return results
+
+
+def _label_difficulty(path: Path, reported: comparison.Results, progress: Progress) -> None:
+    """Writes the difficulty labels of the only set and budget, and prints the sizes of groups."""
+    (graded_settings,) = reported.values()
+    (setting,) = [s for s in graded_settings if s.mode == SAMPLED and s.cut is None]
+    progress.print_line(f"difficulty labels in {path}")
+    for group, count in write_labels(path, graded_settings[setting]).items():
+        progress.print_line(f"solve rate {group}: {count} problems")
 
 
 def _by_setting(
@@ -570,14 +567,21 @@ def _by_setting(
     return by_set
 
 
-def _compare_with(path: Path, graded_by_set: comparison.Results) -> dict[str, Any]:
+def _compare_with(path: Path, reported: comparison.Results) -> dict[str, Any]:
     """Returns the differences from another evaluation, and the results of the other evaluation."""
-    differences = comparison.compare(graded_by_set, graded_sets(folder.read_samples(path)))
+    differences = comparison.compare(reported, reported_sets(path))
     other_sets = folder.read_results(path)["sets"]
     for name, difference in differences.items():
         # Tables and plots also show the results of the other evaluation.
         difference["other"] = other_sets[name]["by_budget"]
     return differences
+
+
+def reported_sets(path: Path) -> dict[str, dict[EvalSetting, Graded]]:
+    """Reads the samples of a finished evaluation at the requested budgets, as arrays."""
+    samples_by_set = folder.read_samples(path)
+    decoding = folder.read_settings(path)["decoding"]
+    return comparison.reported(graded_sets(samples_by_set), decoding)
 
 
 def graded_sets(

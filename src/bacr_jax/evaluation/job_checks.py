@@ -135,18 +135,14 @@ def check_length(
 def check_compared(
     others: Mapping[str, Path],
     name: str,
-    described: Mapping[str, Any],
-    modes: Mapping[str, list[int]],
-    grader: Mapping[str, str],
+    settings: Mapping[str, Any],
 ) -> dict[str, Path]:
     """Checks that other evaluations can be compared with this one.
 
     Args:
       others: folder of each other evaluation, keyed by the path that the user wrote.
       name: name of this evaluation's policy.
-      described: entry `sets` of this evaluation's settings.
-      modes: budgets by decoding mode.
-      grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
+      settings: settings of this evaluation.
 
     Returns:
       The folder of each other evaluation, keyed by the name of its policy. If two policies have the
@@ -158,21 +154,16 @@ def check_compared(
     compared: dict[str, Path] = {}
     for where, path in others.items():
         folder.read_samples(path)
-        settings = folder.read_settings(path)
-        comparison.check_comparable(described, settings, modes, where, grader=grader)
-        other_name = str(folder.read_results(path, settings["sets"]).get("name", path))
+        other_settings = folder.read_settings(path)
+        comparison.check_comparable(settings, other_settings, where)
+        other_name = str(folder.read_results(path, other_settings["sets"]).get("name", path))
         if other_name == name or other_name in compared:
             other_name = str(path)
         compared[other_name] = path
     return compared
 
 
-def check_free(
-    path: Path | None,
-    described: Mapping[str, Any],
-    modes: Mapping[str, list[int]],
-    grader: Mapping[str, str],
-) -> None:
+def check_free(path: Path | None, settings: Mapping[str, Any]) -> None:
     """Checks the evaluation that the option --free names.
 
     It must be an evaluation of the policy before training with the same problems and grader,
@@ -180,24 +171,21 @@ def check_free(
 
     Args:
       path: folder of the evaluation, or None to check nothing.
-      described: entry `sets` of this evaluation's settings.
-      modes: budgets of this evaluation by decoding mode.
-      grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
+      settings: settings of this evaluation.
 
     Raises:
-      UserError: if the evaluation can't be read, has other problems or another grader, has no
-        decoding mode in common with this one, or was made with --swap.
+      UserError: if the evaluation can't be read, has other problems, another grader or other
+        sampling options, has no decoding mode in common with this one, or was made with --swap.
     """
     if path is None:
         return
     folder.read_samples(path)
-    settings = folder.read_settings(path)
+    other_settings = folder.read_settings(path)
     # The budgets of the other evaluation may differ, because its curve is interpolated.
-    common_modes = {mode: settings["decoding"]["cells"].get(mode, []) for mode in modes}
     comparison.check_comparable(
-        described, settings, common_modes, str(path), option="--free", grader=grader
+        settings, other_settings, str(path), option="--free", same_budgets=False
     )
-    if settings["decoding"].get("swap"):
+    if other_settings["decoding"].get("swap"):
         raise UserError(
             f"--free {path}: that evaluation was made with --swap and can't be used here; "
             "evaluate the policy before training with --every 16, or without --every"

@@ -29,6 +29,9 @@ Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
 Clusters = Int[np.ndarray, "n samples"]
 # One estimate per problem.
 Estimates = Float[np.ndarray, "n"]
+# Largest number of samples of which every number of subsets fits into a float: C(1029, 514) is
+# 1.4e308.
+_MOST_COUNTED = 1029
 
 
 def _check_subset_size(k: int, samples: int) -> None:
@@ -85,46 +88,79 @@ def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) ->
 
     If the answer ties with t other answers, the win counts as 1 / (t + 1).
 
+    With up to `_MOST_COUNTED` samples, subsets are counted. The numbers of subsets of more samples
+    don't fit into a float. Therefore every sample is drawn independently with the same probability
+    instead. Given that k samples are drawn, all subsets of k samples are equally likely for any
+    probability. The probability k / (samples + 1) makes it likely that k samples are drawn.
+
     Args:
       votes: number of samples with this answer.
       others: number of samples of every other answer.
       blank: number of samples without an answer.
       k: number of samples that vote.
     """
+    samples = votes + sum(others) + blank
+    rate = None if samples <= _MOST_COUNTED else k / (samples + 1)
+    vote_weights = _draw_weights(votes, rate)
     share = 0.0
     for drawn_votes in range(1, min(votes, k) + 1):
-        ways = _ways_to_lose_or_tie(others, blank, drawn_votes, k)
+        ways = _ways_to_lose_or_tie(others, blank, drawn_votes, k, rate)
         wins = float((ways / np.arange(1, len(ways) + 1)).sum())
-        share += math.comb(votes, drawn_votes) * wins
-    return share / math.comb(votes + sum(others) + blank, k)
+        share += vote_weights[drawn_votes] * wins
+    return share / _draw_weights(samples, rate)[k]
+
+
+@functools.lru_cache(maxsize=128)
+def _draw_weights(count: int, rate: float | None) -> Sequence[float]:
+    """Returns the weight of drawing d of `count` samples, for d from 0 to `count`.
+
+    Args:
+      count: number of samples.
+      rate: probability with which each sample is drawn, in (0, 1). The weight is then the
+        probability of d. If None, the weight is the number of choices of d samples.
+    """
+    if rate is None:
+        return [math.comb(count, drawn) for drawn in range(count + 1)]
+    # The probabilities are computed from the most probable number outwards, so that only negligible
+    # probabilities underflow.
+    drawn_before = np.arange(count)
+    # Probability of drawing d + 1 samples, divided by the probability of drawing d samples.
+    ratios = (count - drawn_before) / (drawn_before + 1) * (rate / (1 - rate))
+    mode = int((count + 1) * rate)
+    above = np.cumprod(ratios[mode:])
+    below = np.cumprod(1 / ratios[:mode][::-1])[::-1]
+    relative = np.concatenate([below, [1.0], above])
+    return [float(weight) for weight in relative / relative.sum()]
 
 
 def _ways_to_lose_or_tie(
-    others: tuple[int, ...], blank: int, votes: int, k: int
+    others: tuple[int, ...], blank: int, votes: int, k: int, rate: float | None
 ) -> Float[np.ndarray, "n"]:
-    """Counts the choices of k - `votes` other samples in which no other answer exceeds `votes`.
+    """Weighs the choices of k - `votes` other samples in which no other answer exceeds `votes`.
 
     Args:
       others: number of samples of every other answer.
       blank: number of samples without an answer.
       votes: number of samples with the answer that is tested.
       k: number of samples that vote.
+      rate: see `_draw_weights`.
 
     Returns:
-      An array whose entry t is the number of choices in which exactly t other answers have `votes`
-      votes.
+      An array whose entry t is the total weight of the choices in which exactly t other answers
+      have `votes` votes.
     """
     rest = k - votes
     max_tied = min(sum(count >= votes for count in others), k // votes - 1)
-    # The loop below adds the distinct answers one after the other. ways[t, d] is the number of ways
-    # to choose d samples among the answers so far such that exactly t answers get `votes` samples.
+    # The loop below adds the distinct answers one after the other. ways[t, d] is the weight of the
+    # choices of d samples among the answers so far such that exactly t answers get `votes` samples.
     ways = np.zeros((max_tied + 1, rest + 1))
-    for num_drawn in range(min(blank, rest) + 1):
-        ways[0, num_drawn] = math.comb(blank, num_drawn)
+    for num_drawn, weight in enumerate(_draw_weights(blank, rate)[: rest + 1]):
+        ways[0, num_drawn] = weight
     for count in others:
         extended = np.zeros_like(ways)
-        for num_drawn in range(min(count, votes, rest) + 1):
-            draws = math.comb(count, num_drawn) * ways[:, : rest + 1 - num_drawn]
+        weights = _draw_weights(count, rate)[: min(votes, rest) + 1]
+        for num_drawn, weight in enumerate(weights):
+            draws = weight * ways[:, : rest + 1 - num_drawn]
             if num_drawn < votes:
                 extended[:, num_drawn:] += draws
             else:

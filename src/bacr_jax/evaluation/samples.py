@@ -152,6 +152,14 @@ def budget_key(budget: int) -> str:
     return UNLIMITED if budget == NO_BUDGET else str(budget)
 
 
+def budgets_by_mode(settings: Iterable[EvalSetting]) -> dict[str, list[int]]:
+    """Returns the budgets of each decoding mode."""
+    modes: dict[str, list[int]] = {}
+    for setting in settings:
+        modes.setdefault(setting.mode, []).append(setting.budget)
+    return modes
+
+
 def dense_cuts(budget: int, every: int) -> list[int]:
     """Returns the truncation points of a dense curve: multiples of `every`, and the budget.
 

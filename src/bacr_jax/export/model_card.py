@@ -15,13 +15,13 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import cap, mixture
 from bacr_jax.config.presets import preset_of
 from bacr_jax.config.settings import resolve
-from bacr_jax.evaluation.folder import RESULTS, read_results
+from bacr_jax.evaluation.folder import RESULTS, SPLIT, read_results
 from bacr_jax.model.hf.vocabulary import check_links
 from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.report.html_page import templates
 from bacr_jax.report.run_data import malformed_files_refused, read_evaluations
-from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set_title
+from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set_titles
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
 
@@ -88,7 +88,10 @@ def license_of(base: Path | None) -> str | None:
 
 
 def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yields (title, header, rows) of a table for each evaluated set of the run."""
+    """Yields (title, header, rows) of a table for each evaluated set of the run.
+
+    Evaluations of the training split are left out, because they measure no new questions.
+    """
     paths = RunPaths(exported.run)
     # Pairs of a description of the evaluation and its results by set.
     evaluations: list[tuple[str, Any]] = []
@@ -97,13 +100,16 @@ def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]
             evaluations = [("in training", record["sets"])]
     for later in paths.evaluations_of(exported.step):
         if (later / RESULTS).is_file():
-            results = read_results(later)["sets"]
-            by_budget = {name: result["by_budget"] for name, result in results.items()}
+            results = read_results(later)
+            if SPLIT in results.get("settings", {}):
+                continue
+            by_budget = {name: result["by_budget"] for name, result in results["sets"].items()}
             evaluations.append(("afterwards", by_budget))
     for when, sets in evaluations:
+        titles = set_titles(sets)
         for name, modes in sets.items():
             budgets = by_size({budget for entries in modes.values() for budget in entries})
-            title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
+            title = f"{titles[name]}, evaluated {when}"
             header = ["decoding", "problems", *map(budget_name, budgets)]
             rows = [_table_row(mode, entries, budgets) for mode, entries in modes.items()]
             yield title, header, rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import folder
 from bacr_jax.evaluation.comparison import check_comparable, compare
-from bacr_jax.evaluation.job import graded_sets
+from bacr_jax.evaluation.job import reported_sets
 from bacr_jax.report import evaluation
 from bacr_jax.report.run_data import RunData
 from bacr_jax.report.table import Table, set_titles
@@ -50,15 +50,10 @@ def _compared_with(reference: Path, label: str, run: RunData) -> list[Table]:
     Raises:
       UserError: if the run has no evaluation of the same problems.
     """
-    path = folder.find_evaluation(run.paths.path, reference.name)
-    settings = folder.read_settings(path)
-    theirs = folder.read_settings(reference)
-    modes = settings["decoding"]["cells"]
-    grader = settings.get("grader")
-    check_comparable(settings["sets"], theirs, modes, str(reference), grader=grader)
-    differences = compare(
-        graded_sets(folder.read_samples(path)), graded_sets(folder.read_samples(reference))
-    )
+    path = folder.find_evaluation(run.paths.path, folder.settings_name_of(reference))
+    samples = reported_sets(path)
+    check_comparable(folder.read_settings(path), folder.read_settings(reference), str(reference))
+    differences = compare(samples, reported_sets(reference))
     titles = set_titles(differences)
     return [
         evaluation.difference(f"{titles[name]}: {run.label}", label, of_set)
