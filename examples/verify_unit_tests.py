@@ -144,16 +144,21 @@ def grade(question: str, answer: str, gold: str) -> float:
 
 
 def tests_of(gold: str) -> list[str]:
-    """Parses the tests of a gold answer. Raises ValueError if there are none."""
+    """Parses the tests of a gold answer. Raises ValueError if it contains no test.
+
+    Other JSON than a list of texts is not a test, although most of it is a valid Python program.
+    Such a program never raises an exception, so every answer would pass.
+    """
     try:
-        found = json.loads(gold)
+        content = json.loads(gold)
     except ValueError:
-        found = [gold]
-    if not isinstance(found, list) or not all(isinstance(test, str) for test in found):
-        found = [gold]
-    tests = [test for test in found if test.strip()]
+        content = [gold]
+    is_list_of_texts = isinstance(content, list) and all(isinstance(test, str) for test in content)
+    tests = [test for test in content if test.strip()] if is_list_of_texts else []
     if not tests:
-        raise ValueError("the gold answer holds no test")
+        raise ValueError(
+            "the gold answer contains no test; use a JSON list of tests, or the text of one test"
+        )
     return tests
 
 

@@ -45,9 +45,19 @@ def test_the_score_is_the_share_of_tests_that_pass(example, answer, score):
     assert example.grade("?", answer, TESTS) == score
 
 
-@pytest.mark.parametrize("gold", ["[]", "", '["  "]'])
+@pytest.mark.parametrize(
+    "gold",
+    [
+        *("[]", "", '["  "]', "{}", "1", "null", '"assert add(0, 2) == 2"'),
+        # Layouts of public sets of programming tasks.
+        json.dumps([{"input": "3\n", "output": "9\n", "type": "stdin_stdout"}]),
+        json.dumps({"inputs": ["3\n"], "outputs": ["9\n"]}),
+        json.dumps(["assert add(0, 2) == 2", {"input": "3\n"}]),
+        json.dumps([["assert add(0, 2) == 2"]]),
+    ],
+)
 def test_a_gold_without_a_test_is_no_zero(example, gold):
-    with pytest.raises(ValueError, match="no test"):
+    with pytest.raises(ValueError, match="^the gold answer contains no test; use a JSON list"):
         example.grade("?", RIGHT, gold)
 
 
