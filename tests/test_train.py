@@ -17,6 +17,7 @@ import pytest
 import bacr_jax
 import documented_metrics
 from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
 from bacr_jax.files import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.prompts import task_data
@@ -553,6 +554,32 @@ def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, capsys, argumen
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ("bacr-robust", "['bacr-robust'] sets only the method, and no other config is given; "),
+        ("methods/grpo", "first, for example ['quickstart', 'methods/grpo']"),
+        (["grpo", "dapo"], "first, for example ['quickstart', 'grpo', 'dapo']"),
+        ([], 'bacr_jax.train: no config is given; pass for example "quickstart"'),
+        ((), "no config is given"),
+    ],
+)
+def test_a_call_refuses_presets_without_a_config_as_the_command_does(
+    tmp_path, monkeypatch, files, says
+):
+    from bacr_jax.train import main
+
+    monkeypatch.setattr(bacr_jax.train, "joint_run", None)
+    folder = tmp_path / "run"
+    with pytest.raises(UserError) as error:
+        bacr_jax.train(files, {"output.dir": str(folder)})
+    assert says in str(error.value) and "\n" not in str(error.value)
+    names = [files] if isinstance(files, str) else files
+    options = [word for name in names for word in ("--config", name)]
+    assert main([*options, f"output.dir={folder}"]) == 2
+    assert not folder.exists()
 
 
 def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys):

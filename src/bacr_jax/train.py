@@ -377,7 +377,13 @@ def run(
       OutOfMemory: if a device ran out of memory.
     """
     if not isinstance(config, Config):
-        files = [config] if isinstance(config, str | Path) else config
+        files = [config] if isinstance(config, str | Path) else list(config)
+        if not files:
+            raise UserError(
+                'bacr_jax.train: no config is given; pass for example "quickstart" (bacr configs '
+                "lists all configs)"
+            )
+        check_overlays(files, in_python=True)
         config = config_io.load(files)
     config = config_io.override(config, overrides)
     check(config, allow_change)

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import problems as method_problems
 from config_world import KEYS, changed, values_by_key, with_value, write
@@ -33,7 +34,7 @@ class TestLoading:
         "key",
         [
             *("model.path", "model.tokenizer", "adapter.path", "data.dir", "warmup.dir"),
-            *("output.dir", "rollout.weights_dir"),
+            *("output.dir", "rollout.weights_dir", "distill.teacher"),
         ],
     )
     def test_folders_and_files_may_begin_with_the_home_folder(self, tmp_path, monkeypatch, key):
@@ -215,6 +216,14 @@ class TestBadInput:
             assert str(error) and str(error).isprintable()
 
 
+# Texts that YAML 1.1, YAML 1.2 or both read as another type.
+LIKE_OTHER_TYPES = (
+    *("0o17", "0x1F", "017", "1_000", "1:30", "+1", "-0", "0b11"),
+    *("1.5e3", "1.e5", ".5", "-.5E-3", "1.0e+3", ".inf", "-.INF", ".nan"),
+    *("null", "~", "Null", "true", "False", "yes", "off", "2026-01-01", "=", "<<", "", " "),
+)
+
+
 class TestWriting:
     # Words for null are no values of keys that can be null.
     @given(values_by_key(lambda v: "nan" not in repr(v) and v not in ("None", "none", "nil")))
@@ -225,6 +234,27 @@ class TestWriting:
             config = with_value(config, name, value)
         path = write(tmp_path_factory.getbasetemp(), config_io.to_yaml(config))
         assert config_io.load([path]) == config
+
+    @given(st.text("0123456789.eExoabfinty+-_:~=<", max_size=7) | st.sampled_from(LIKE_OTHER_TYPES))
+    @example("0o17")
+    @example("1.5e3")
+    def test_texts_that_look_like_other_types_are_written_as_texts(self, tmp_path_factory, text):
+        config = changed(
+            data={
+                "system_prompt": None if text in ("None", "none", "nil") else text,
+                "trace_column": (text, "x"),
+                "template_variables": FrozenMap({text or "x": text}),
+            }
+        )
+        written = config_io.to_yaml(config)
+        path = write(tmp_path_factory.getbasetemp(), written)
+        assert config_io.load([path]) == config
+        # Other programs, which read numbers as YAML 1.1 defines them, read the same texts.
+        assert yaml.safe_load(written)["data"]["trace_column"] == [text, "x"]
+        values = {"data.trace_column": [text, "x"], "data.template_variables": {"x": text}}
+        overridden = config_io.override(Config(), values)
+        assert overridden.data.trace_column == (text, "x")
+        assert overridden.data.template_variables == {"x": text}
 
     def test_yaml_is_written_section_by_section_with_lists_on_one_line(self):
         text = config_io.to_yaml(Config())

@@ -1,9 +1,12 @@
 """Paths in keys are expanded, and the path of a table is a data set."""
 
+import re
+
 import pytest
 
 from bacr_jax.config import io as config_io
 from bacr_jax.config.paths import expand_paths, set_name
+from bacr_jax.config.values import alternatives
 from bacr_jax.errors import UserError
 
 
@@ -11,6 +14,8 @@ from bacr_jax.errors import UserError
 def home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("DATA", "/data")
+    monkeypatch.setenv("OWNER", "openai")
+    monkeypatch.setenv("HUB", "hf://openai")
     monkeypatch.delenv("UNSET", raising=False)
 
 
@@ -27,10 +32,32 @@ def home(monkeypatch):
         ("own.py", "own.py"),
         ("gym:chain_sum?min_terms=2", "gym:chain_sum?min_terms=2"),
         ("gsm8k:hf://openai/gsm8k", "gsm8k:hf://openai/gsm8k"),
+        ("gsm8k:hf://$OWNER/gsm8k/main", "gsm8k:hf://openai/gsm8k/main"),
+        ("2*gsm8k:hf://${OWNER}/gsm8k@abc", "2*gsm8k:hf://openai/gsm8k@abc"),
+        ("gsm8k:$HUB/gsm8k", "gsm8k:hf://openai/gsm8k"),
     ],
 )
 def test_the_full_name_of_a_set(spec, name):
     assert set_name(spec) == name
+
+
+def is_path(key):
+    """True if the meaning of a key with a text says that the text is a folder or a file."""
+    means_path = re.search(r"\bfolder\b|\bFILE\.py\b|\bJSONL file\b", key.meaning)
+    return str in alternatives(key.hint) and means_path is not None
+
+
+PATHS = [name for name, key in config_io.schema().items() if not key.is_section and is_path(key)]
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_every_text_that_means_a_folder_or_a_file_is_expanded(key):
+    assert expand_paths(key, "~/x") == "/home/me/x"
+    assert expand_paths(key, "$DATA/x") == "/data/x"
+
+
+def test_the_keys_with_paths_are_recognized():
+    assert {"model.path", "distill.teacher", "data.labels", "grader", "data.dir"} <= set(PATHS)
 
 
 def test_every_key_with_a_path_is_expanded():

@@ -134,5 +134,21 @@ def test_overlays_alone_are_refused(written):
         f"--config {written} sets only the method, and no other config is given; pass "
         f"another config first, for example --config quickstart --config {written}"
     )
+    with pytest.raises(UserError) as error:
+        shipped.check_overlays([written], in_python=True)
+    assert str(error.value) == (
+        f"['{written}'] sets only the method, and no other config is given; pass another config "
+        f"first, for example ['quickstart', '{written}']"
+    )
     shipped.check_overlays(["quickstart", written])
     shipped.check_overlays(["mine.yaml"])
+
+
+@pytest.mark.parametrize("name", shipped.names((shipped.OVERLAYS,)))
+def test_the_loss_of_a_published_method_does_not_depend_on_the_config_before_its_preset(name):
+    losses = {path.stem: config_io.load([path, name]) for path in TRAINING}
+    # BACR's presets keep the settings that a config has for its hardware.
+    if losses["quickstart"].method == "bacr":
+        return
+    for stem, config in losses.items():
+        assert config.loss == losses["quickstart"].loss, stem

@@ -33,6 +33,7 @@ from bacr_jax.config.yaml import (
     nearest_key,
     parse_file,
     parse_override,
+    resolve_numbers,
 )
 from bacr_jax.errors import UserError
 
@@ -232,9 +233,13 @@ def _is_removed(entry: Entry) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML dumper that writes sections in block style, and list or mapping settings on one line."""
+    """YAML dumper that writes sections in block style, and list or mapping settings on one line.
+
+    Texts that `load` or another YAML parser would read as numbers are quoted.
+    """
 
 
+resolve_numbers(_Dumper)
 _Dumper.add_representer(
     FrozenMap,
     lambda dumper, value: dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), True),

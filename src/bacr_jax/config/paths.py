@@ -17,7 +17,7 @@ _PATHS = frozenset(
     {
         *("model.path", "model.tokenizer", "adapter.path", "data.dir", "data.labels"),
         *("warmup.dir", "output.dir", "output.compile_cache", "rollout.weights_dir"),
-        *("method", "grader"),
+        *("distill.teacher", "method", "grader"),
     }
 )
 # Keys whose value is one data set or a list of them.
@@ -27,6 +27,8 @@ _REWARDS = "reward.weights"
 # Weight and name of a set before its path, such as `2*jsonl:`.
 _START = re.compile(r"(?:[\d.]+\s*\*\s*)?(?:\w+:)?")
 _WEIGHT = re.compile(r"[\d.]+\s*\*\s*")
+# Start of the name of a dataset of the Hugging Face hub, after `Path` has removed a slash.
+_HUB_AS_PATH = re.compile(r"^hf:/(?!/)")
 # Maps a file's extension to the name of the data set that reads such a table.
 _TABLE_OF = {
     ".jsonl": "jsonl",
@@ -51,13 +53,13 @@ def expand_paths(key: str, value: Any) -> Any:
       ValueError: if an environment variable is not set, or a user does not exist.
     """
     if key in _PATHS and isinstance(value, str):
-        return _expand(value)
+        return expand_path(value)
     if key in _SETS:
         if isinstance(value, str):
             return set_name(value)
         return tuple(map(set_name, value))
     if key == _REWARDS and isinstance(value, Mapping):
-        return FrozenMap({_expand(name): weight for name, weight in value.items()})
+        return FrozenMap({expand_path(name): weight for name, weight in value.items()})
     return value
 
 
@@ -73,7 +75,7 @@ def set_name(spec: str) -> str:
     start = _START.match(spec)
     assert start is not None
     path = spec[start.end() :]
-    name = start.group() + _expand(path)
+    name = start.group() + expand_path(path)
     weight = _WEIGHT.match(spec)
     bare_path = name[weight.end() :] if weight is not None else name
     if ":" in bare_path:
@@ -84,8 +86,14 @@ def set_name(spec: str) -> str:
     return f"{name.removesuffix(bare_path)}{table}:{bare_path}"
 
 
-def _expand(path: str) -> str:
-    """Expands ~ and environment variables. Other text, such as `https://host//x`, is unchanged."""
+def expand_path(path: str) -> str:
+    """Expands ~ and environment variables in a path, or in a name such as `hf://$OWNER/NAME`.
+
+    Other text, such as `https://host//x`, is unchanged.
+
+    Raises:
+      ValueError: as for `expand_paths`.
+    """
     if path.startswith("~") or "$" in path:
-        return str(expand_home(path))
+        return _HUB_AS_PATH.sub("hf://", str(expand_home(path)))
     return path

@@ -60,11 +60,16 @@ def description(name: str) -> str:
     return ""
 
 
-def check_overlays(paths: Sequence[str | Path]) -> None:
+def check_overlays(paths: Sequence[str | Path], *, in_python: bool = False) -> None:
     """Checks that a list of configs does not consist only of shipped overlays.
 
     An overlay is a config in configs/methods that sets only the keys of a method. All other keys
     would have their defaults, which do not describe a useful run.
+
+    Args:
+      paths: paths or names of configs.
+      in_python: True if the paths are an argument of a Python function. The error message then
+        contains a Python list instead of command-line options.
 
     Raises:
       UserError: if every path is a config in the folder `OVERLAYS`.
@@ -72,10 +77,16 @@ def check_overlays(paths: Sequence[str | Path]) -> None:
     overlay_folder = (root() / OVERLAYS).resolve()
     if any(locate(path).resolve().parent != overlay_folder for path in paths):
         return
-    overlays = " ".join(f"--config {path}" for path in paths)
+    texts = list(map(str, paths))
+    if in_python:
+        overlays = str(texts)
+        example = str(["quickstart", *texts])
+    else:
+        overlays = " ".join(f"--config {text}" for text in texts)
+        example = f"--config quickstart {overlays}"
     raise UserError(
         f"{overlays} sets only the method, and no other config is given; pass another config "
-        f"first, for example --config quickstart {overlays}"
+        f"first, for example {example}"
     )
 
 

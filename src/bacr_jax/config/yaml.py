@@ -55,6 +55,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# Pattern and possible first characters of each kind of number.
 _NUMBERS = {
     "int": (r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
     "float": (
@@ -68,9 +69,19 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OURS]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _kind, (_pattern, _first) in _NUMBERS.items():
-    _tag = f"tag:yaml.org,2002:{_kind}"
-    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
+
+
+def resolve_numbers(resolver: type[yaml.resolver.BaseResolver]) -> None:
+    """Adds the number syntax of config files to a YAML loader or dumper.
+
+    A dumper puts texts such as "0o17" in quotes only if it knows that they are numbers otherwise.
+    """
+    for kind, (pattern, first) in _NUMBERS.items():
+        tag = f"tag:yaml.org,2002:{kind}"
+        resolver.add_implicit_resolver(tag, re.compile(rf"(?:{pattern})\Z"), list(first))
+
+
+resolve_numbers(_Loader)
 
 
 @dataclass(frozen=True)
