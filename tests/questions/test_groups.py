@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.errors import UserError
-from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
+from bacr_jax.questions.groups import (
+    NO_GROUP,
+    groups_from_levels,
+    groups_from_solve_rate,
+    read_solve_rates,
+)
 
 
 def test_the_papers_levels():
@@ -32,6 +37,12 @@ def test_solve_rates_by_hand():
     np.testing.assert_array_equal(
         groups_from_solve_rate(rates, num_groups=4), [3, 3, 2, 2, 1, 1, 0, 0]
     )
+
+
+@pytest.mark.parametrize("num_groups", [1, 4])
+def test_a_question_without_a_solve_rate_has_no_group(num_groups):
+    groups = groups_from_solve_rate(np.array([1.0, np.nan, 0.0]), num_groups=num_groups)
+    np.testing.assert_array_equal(groups, [0, NO_GROUP, num_groups - 1])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(1, 8))
@@ -61,10 +72,16 @@ def test_rates_come_in_the_order_of_the_set_and_other_labels_are_not_looked_at(t
     np.testing.assert_array_equal(found, [0.0, 0.25, 0.5, 0.75, 1.0])
 
 
+def test_a_question_without_a_label_has_no_rate_and_may_have_a_second_id(tmp_path):
+    np.testing.assert_array_equal(read(tmp_path, LABELS[1:3]), [np.nan, np.nan, 0.5, 0.75, np.nan])
+    path = tmp_path / "labels.jsonl"
+    found = read_solve_rates(path, ["0-d", "d", "0-x"], ["d", "c", "x"])
+    np.testing.assert_array_equal(found, [0.75, 0.75, np.nan])
+
+
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (LABELS[1:3], "no label for 3 of 5 questions, the first of which is 'a'"),
         ([*LABELS, LABELS[0]], "row 6: the question id 'e' already has a label"),
         ([{"id": "a", "avg": 1.5, "samples": 8}], "row 1: found avg=1.5"),
         ([{"id": "a", "avg": True, "samples": 8}], "row 1: found avg=true"),

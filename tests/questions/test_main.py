@@ -48,6 +48,17 @@ def test_rows_answers_levels_groups_and_what_is_left_out(files, capsys):
     assert any("pass --tokenizer DIR" in line for line in lines)
 
 
+def test_questions_without_a_label_are_counted_and_all_of_them_are_refused(files, tmp_path, capsys):
+    labels = [{"id": f"p{i}", "avg": 0.3 * i, "samples": 8} for i in range(1, 4)]
+    words = ["--inspect", f"jsonl:{files[0]}", "data.groups=solve_rate"]
+    words.append(f"data.labels={table(tmp_path / 'labels.jsonl', labels)}")
+    groups = "groups (data.groups=solve_rate): 0: 1, 1: 1, 2: 1, 3: 0, without a label: 2"
+    assert groups in show(capsys, *words)
+    table(tmp_path / "labels.jsonl", [labels[0] | {"id": "other"}])
+    assert main(words) == 2
+    assert "no label for 5 of 5 questions, the first of which is 'p1'" in capsys.readouterr().err
+
+
 def test_near_duplicates_of_a_training_set_with_and_without(files, capsys):
     train, test = files
     lines = show(capsys, "--inspect", f"jsonl:{test}", "--against", f"jsonl:{train}")

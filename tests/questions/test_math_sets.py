@@ -11,6 +11,7 @@ import pytest
 from bacr_grading import Grader
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
+from bacr_jax.questions.groups import NO_GROUP
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import NO_GOLD, NO_QUESTION
 
@@ -120,6 +121,24 @@ class TestOwnTables:
         assert (found.questions, found.answers) == (["Q"], ["7"])
         assert found.groups.tolist() == [0]
 
+    # Answers, and worked solutions without a box, in the column `solution`.
+    SHORT = ("34", 34, "-1/2", "7 apples", "$\\frac{1}{2}$", "x^2 + 1", "(1, 2)", "Paris")
+    WORKED = ("no box, 7", "So the sum is 7.", "We find $x=3$.", "1 + 1 = 2\n2 + 2 = 4")
+
+    @pytest.mark.parametrize(
+        ("settings", "count"),
+        [({}, len(SHORT)), ({"answer_column": "solution"}, len(SHORT + WORKED))],
+    )
+    def test_plain_answers_in_the_column_of_solutions(self, tmp_path, settings, count):
+        texts = (*self.SHORT, *self.WORKED)
+        rows = [{"id": str(i), "prompt": "Q", "solution": text} for i, text in enumerate(texts)]
+        found = load(tmp_path, "jsonl", rows, num_groups=1, **settings)
+        assert found.ids == [str(i) for i in range(count)]
+        assert found.answers[:2] == ["34", "34"]
+        # A published set has worked solutions, whose answers are marked.
+        marked = {"id": "x", "prompt": "Q", "solution": "\\boxed{1}"}
+        assert load(tmp_path, "math", [*rows, marked], **settings).ids == ["x"]
+
     def test_columns_of_the_user_do_not_touch_the_known_sets(self, tmp_path):
         rows = [{"question": "Q", "answer": "#### 7"}]
         found = load(tmp_path, "gsm8k", rows, question_column="frage", answer_column="antwort")
@@ -217,6 +236,10 @@ class TestSolveRates:
         extra = {"id": "not in the set", "avg": 1, "samples": 8}
         found = self.load(tmp_path, [*self.LABELS, extra])
         assert found.groups.tolist() == [3, 3, 2, 1, 0]
+
+    def test_may_be_missing_until_long_prompts_are_left_out(self, tmp_path):
+        found = self.load(tmp_path, self.LABELS[:2])
+        assert found.groups.tolist() == [NO_GROUP] * 3 + [1, 0]
 
     def test_are_not_asked_of_test_questions(self, tmp_path):
         assert self.load(tmp_path, self.LABELS[:1], "test").groups.tolist() == [3] * 5

@@ -1,5 +1,6 @@
 """One way in for all questions: rows, mixtures by weight, files of one's own."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,8 +11,9 @@ from bacr_jax.config import Config, DataConfig
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.graders import open_graders
+from bacr_jax.questions.groups import NO_GROUP
 from bacr_jax.questions.loaders import load_questions, open_source
-from bacr_jax.questions.source import BEYOND, Row, Source, question_set
+from bacr_jax.questions.source import BEYOND, Row, Source, check_labeled, question_set
 
 DATA = DataConfig(num_groups=1)
 GRADER = resolve(Config()).task.grader
@@ -216,6 +218,65 @@ def test_a_list_mixes_sets_with_weights(tmp_path):
     spec = [f"jsonl:{tmp_path}/a.jsonl", f"0.5*jsonl:{tmp_path}/b.jsonl"]
     mixed = load_questions(spec, DATA, 0, "train")
     assert sorted(q[0] for q in mixed.questions) == ["a"] * 6 + ["b"] * 3
+
+
+def labels_file(folder, ids):
+    path = folder / "labels.jsonl"
+    lines = [json.dumps({"id": name, "avg": rate, "samples": 8}) for name, rate in ids.items()]
+    path.write_text("\n".join(lines))
+    return dataclasses.replace(DATA, groups="solve_rate", labels=str(path), num_groups=4)
+
+
+def test_a_mixture_takes_the_labels_of_its_sets(tmp_path):
+    config = labels_file(tmp_path, {"a0": 1.0, "a1": 0.0, "b0": 0.5})
+    mixed = question_set([(2.0, rows("a", 2)), (1.0, rows("b", 1))], config, "train")
+    assert mixed.ids == ["0-a0", "0-a1", "1-b0"]
+    assert mixed.groups.tolist() == [0, 3, 2]
+
+
+def test_an_id_that_several_sets_of_a_mixture_have_is_labeled_with_the_index_of_its_set(tmp_path):
+    parts = [(1.0, rows("a", 2)), (1.0, rows("a", 2))]
+    config = labels_file(tmp_path, {"a0": 1.0, "0-a1": 1.0, "1-a1": 0.0})
+    config = dataclasses.replace(config, train=("jsonl:a.jsonl", "jsonl:b.jsonl"))
+    mixed = question_set(parts, config, "train")
+    assert mixed.groups.tolist() == [NO_GROUP, 0, NO_GROUP, 3]
+    with pytest.raises(
+        UserError, match="2 of 4 .*'0-a0', but a label for 'a0', which is an id in several sets;"
+    ):
+        check_labeled(mixed, config)
+    check_labeled(mixed.take([1, 3]), config)
+
+
+@pytest.mark.parametrize(
+    ("ids", "labeled", "of_another_split"),
+    [
+        (["a", "b"], ["b"], ""),
+        (["gsm8k-train-0", "b"], ["b", "gsm8k-train-1"], ""),
+        (["gsm8k-train-0", "gsm8k-train-1"], ["gsm8k-test-0", "b"], "gsm8k-test-0"),
+        (["train/algebra/7.json"], ["test/algebra/7.json"], "test/algebra/7.json"),
+    ],
+)
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_the_line_about_missing_labels_names_those_of_another_split(
+    tmp_path, ids, labeled, of_another_split, is_mixture
+):
+    parts = [(1.0, Source("own", lambda split: [Row(name, f"{name}?", "1") for name in ids]))]
+    config = labels_file(tmp_path, dict.fromkeys([*labeled, "c0", "c1"], 0.5))
+    first = ids[0]
+    if is_mixture:
+        parts.append((1.0, rows("c", len(ids))))
+        config = dataclasses.replace(config, train=("jsonl:own.jsonl", "jsonl:c.jsonl"))
+        first = f"0-{first}"
+    questions = question_set(parts, config, "train")
+    missing = len(set(ids) - set(labeled))
+    hint = f", but a label for {of_another_split!r} of another split" if of_another_split else ""
+    with pytest.raises(UserError) as error:
+        check_labeled(questions, config)
+    assert str(error.value) == (
+        f"data.labels={config.labels} has no label for {missing} of {len(questions)} questions, "
+        f"the first of which is {first!r}{hint}; create the labels again with bacr evaluate "
+        "--split train --label-difficulty on this set"
+    )
 
 
 def test_sets_that_are_scored_in_different_ways_are_not_mixed(own):

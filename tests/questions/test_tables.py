@@ -141,6 +141,39 @@ class TestPlaces:
         assert read(tmp_path) == ROWS
         assert read(tmp_path, "test") == [{"question": "held out"}]
 
+    @pytest.mark.parametrize("folders", ["train_test", "test/train", "train/test", "of-train"])
+    def test_the_name_of_a_file_says_its_split_before_the_names_of_folders(self, tmp_path, folders):
+        for split in ("train", "test"):
+            put(tmp_path / folders / f"{split}.jsonl", lines({"question": split}))
+        for split in ("train", "test"):
+            assert read(tmp_path, split) == [{"question": split}]
+
+    def test_the_nearest_folder_says_the_split_before_those_around_it(self, tmp_path):
+        for split in ("train", "test"):
+            put(tmp_path / "train_test" / split / "0.json", json.dumps({"question": split}))
+        for split in ("train", "test"):
+            assert read(tmp_path, split) == [{"question": split}]
+
+    @pytest.mark.parametrize("end", ["", "-0f1e2d3c4b5a6978"])
+    @pytest.mark.parametrize(("stem", "any_split"), [("test", False), ("part", False), ("a", True)])
+    def test_a_table_of_which_parts_are_missing_is_refused(self, tmp_path, stem, any_split, end):
+        files = [f"data/{stem}-{index:05}-of-00003{end}.jsonl" for index in range(3)]
+        for file in files:
+            put(tmp_path / file, lines(*ROWS))
+        # Parts of another split, whose rows are not read.
+        put(tmp_path / "data/train-00000-of-00002.jsonl", lines(*ROWS))
+        if stem != "test":
+            (tmp_path / "data/train-00000-of-00002.jsonl").unlink()
+        assert len(read(tmp_path, "test", any_split=any_split)) == 6
+        for left in (2, 1):
+            (tmp_path / files[left]).unlink()
+            with pytest.raises(
+                UserError, match=rf"only {left} of the 3 files data/{stem}-\*-of-00003\*\.jsonl; "
+            ) as error:
+                read(tmp_path, "test", any_split=any_split)
+            assert "\n" not in str(error.value)
+        assert read(tmp_path / files[0]) == ROWS
+
     def test_held_out_questions_never_come_from_training_files(self, tmp_path):
         put(tmp_path / "train.jsonl", lines(*ROWS))
         with pytest.raises(UserError, match="files of the split train, but none of the split test"):
@@ -182,6 +215,34 @@ class TestHub:
         assert read("hf://datasets/HuggingFaceH4/MATH-500/test.jsonl") == ROWS
         assert asked[0][0] == "HuggingFaceH4/MATH-500"
         assert asked[0][1]["allow_patterns"] == ["test.jsonl"]
+
+    @pytest.mark.parametrize("name", ["hf://$OWNER/$SET", "hf://${OWNER}/gsm8k", "$HUB/$SET"])
+    def test_a_name_may_contain_variables(self, tmp_path, monkeypatch, name):
+        for variable, value in (("OWNER", "openai"), ("SET", "gsm8k"), ("HUB", "hf://openai")):
+            monkeypatch.setenv(variable, value)
+        put(tmp_path / "main/train.jsonl", lines(*ROWS))
+        asked = self.fake(monkeypatch, tmp_path)
+        assert read(f"{name}/main") == ROWS
+        assert asked[0][0] == "openai/gsm8k"
+
+    @pytest.mark.parametrize("name", ["hf://me/sums", "hf://me/sums/data"])
+    def test_a_download_that_was_interrupted_is_no_complete_set(self, tmp_path, monkeypatch, name):
+        pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        # The cache of the hub's client after it was killed while it wrote the second file.
+        repository = tmp_path / "datasets--me--sums"
+        revision = "a" * 40
+        put(repository / "refs/main", revision)
+        put(repository / f"blobs/{'b' * 64}.incomplete", "")
+        data = repository / "snapshots" / revision / "data"
+        put(data / "train-00000-of-00002.jsonl", lines(*ROWS))
+        with pytest.raises(UserError, match="only 1 of the 2 files .*; download the missing files"):
+            read(name)
+        put(data / "train-00001-of-00002.jsonl", lines(*ROWS))
+        assert read(name) == ROWS * 2
 
     def test_a_failed_download_says_why_in_one_line(self, monkeypatch):
         class Hub:

@@ -19,6 +19,7 @@ from bacr_jax.questions import splits
 from bacr_jax.questions.groups import check_levels
 from bacr_jax.questions.loaders import is_made, load_questions
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.questions.source import check_labeled
 from bacr_jax.types import Prompts
 
 
@@ -93,6 +94,15 @@ def _encode(
     return PromptedQuestions(questions.without(dropped, reason), prompts, budget_prompts)
 
 
+def _without_groups(data: DataConfig) -> DataConfig:
+    """Returns the settings to load a set whose difficulty groups are not used.
+
+    The set then needs neither levels nor labels. The file of the labels may have been moved, and
+    it has no labels for the questions of other sets.
+    """
+    return dataclasses.replace(data, groups="level", labels=None, num_groups=1)
+
+
 def load_training_texts(spec: str | Sequence[str], data: DataConfig, seed: int) -> QuestionSet:
     """Loads a training set to which evaluation questions are compared to find near-duplicates.
 
@@ -101,9 +111,7 @@ def load_training_texts(spec: str | Sequence[str], data: DataConfig, seed: int) 
     Raises:
       UserError: If the data source is unknown or contains no usable questions.
     """
-    # The file with measured pass rates may have been moved, and it is not needed here.
-    data = dataclasses.replace(data, groups="level", labels=None)
-    return load_questions(spec, data, seed, "train")
+    return load_questions(spec, _without_groups(data), seed, "train")
 
 
 def load_sets(
@@ -116,6 +124,8 @@ def load_sets(
 ) -> dict[str, PromptedQuestions]:
     """Loads the evaluation sets of a run and their prompts without using a device.
 
+    The difficulty groups of the questions are meaningless.
+
     Args:
       train: training set whose near-duplicates are marked in the evaluation sets, or None to skip
         this step.
@@ -125,9 +135,10 @@ def load_sets(
       The evaluation sets, keyed by their names in data.eval.
     """
     style = style or format_for(task.data)
+    data = _without_groups(task.data)
     sets = {}
-    for spec in task.data.eval:
-        questions = load_questions(spec, task.data, task.seed, split)
+    for spec in data.eval:
+        questions = load_questions(spec, data, task.seed, split)
         if train is not None:
             questions = splits.mark_duplicates(questions, train)
         sets[spec] = _encode(task, tokenizer, questions, style)
@@ -153,6 +164,7 @@ def load_all_sets(
         if not is_made(spec):
             tests[spec] = splits.mark_duplicates(test, train)
     encoded_train = _encode(task, tokenizer, train, style)
+    check_labeled(encoded_train.set, data)
     trained, holdout = _split(task, encoded_train, train)
     encoded_tests = {}
     for spec, test in tests.items():

@@ -137,6 +137,7 @@ def report(
     """
     import numpy as np
 
+    from bacr_jax.questions.groups import NO_GROUP
     from bacr_jax.questions.splits import THRESHOLD, mark_duplicates, repeated
 
     data = settings.task.data
@@ -153,8 +154,12 @@ def report(
         f"{level or 'none'}: {level_counts[level]:,}" for level in levels if level in level_counts
     ]
     yield f"levels: {', '.join(level_texts)}"
-    group_sizes = np.bincount(questions.groups, minlength=data.num_groups)
+    labeled = questions.groups[questions.groups != NO_GROUP]
+    group_sizes = np.bincount(labeled, minlength=data.num_groups)
     group_texts = [f"{group}: {size:,}" for group, size in enumerate(group_sizes)]
+    num_unlabeled = len(questions) - len(labeled)
+    if num_unlabeled:
+        group_texts.append(f"without a label: {num_unlabeled:,}")
     yield f"groups (data.groups={data.groups}): {', '.join(group_texts)}"
     subject_counts = Counter(subject or "none" for subject in questions.subjects)
     subject_texts = [f"{subject}: {count:,}" for subject, count in subject_counts.most_common()]
@@ -288,9 +293,10 @@ def _config(options: argparse.Namespace) -> Config:
 
 def inspect(options: argparse.Namespace) -> Iterator[str]:
     """Yields the output lines of the command, for all options except --prepare."""
-    from bacr_jax.questions.groups import check_levels
+    from bacr_jax.questions.groups import NO_GROUP, check_levels
     from bacr_jax.questions.loaders import load_questions
     from bacr_jax.questions.missing import missing_set_lines
+    from bacr_jax.questions.source import check_labeled
 
     config = _config(options)
     split: Split = options.split or ("test" if options.against else "train")
@@ -314,6 +320,9 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
         yield from missing_set_lines(config.data, config.eval)
     if split == "train":
         check_levels(questions.levels, config.data)
+        # Questions with long prompts have no labels, but without a tokenizer they are unknown here.
+        if (questions.groups == NO_GROUP).all():
+            check_labeled(questions, config.data)
 
 
 @entry_point

@@ -1,4 +1,7 @@
-"""Computes difficulty groups, 0 (easiest) to K - 1, from difficulty levels or solve rates."""
+"""Computes difficulty groups, 0 (easiest) to K - 1, from difficulty levels or solve rates.
+
+A question whose solve rate was not measured has the group `NO_GROUP`, and can't be trained on.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +14,9 @@ from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 from bacr_jax.questions import tables
+
+# Group of a question whose solve rate was not measured.
+NO_GROUP = -1
 
 
 def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[np.ndarray, "n"]:
@@ -62,29 +68,34 @@ def groups_from_solve_rate(
     and rates above .75 are in group 0.
 
     Args:
-      rate: share of correct samples of each question, in [0, 1].
+      rate: share of correct samples of each question, in [0, 1], or NaN if it was not measured.
       num_groups: number of groups K.
 
     Returns:
-      Group of each question in [0, K), int32.
+      Group of each question in [0, K), or `NO_GROUP`, int32.
     """
     thresholds = np.arange(1, num_groups) / num_groups
     num_below = np.searchsorted(thresholds, rate, side="left")
-    return (num_groups - 1 - num_below).astype(np.int32)
+    groups = np.where(np.isnan(rate), NO_GROUP, num_groups - 1 - num_below)
+    return groups.astype(np.int32)
 
 
-def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, "n"]:
+def read_solve_rates(
+    path: str | Path, ids: Sequence[str], other_ids: Sequence[str] | None = None
+) -> Float[np.ndarray, "n"]:
     """Reads measured solve rates from a table of labels (docs/data.md).
 
     Args:
       path: file of the table.
       ids: ids of the questions.
+      other_ids: another id of each question, which is used if `ids` has no label. None if the
+        questions have only one id.
 
     Returns:
-      Solve rate of each question, in the order of `ids`.
+      Solve rate of each question, in the order of `ids`. NaN if a question has no label.
 
     Raises:
-      UserError: the table is malformed, or a question has no label or several labels.
+      UserError: the table is malformed, or an id has several labels.
     """
     where = f"data.labels={path}"
     rows = tables.read_rows(str(path), base="", split="train", any_split=True, where=where)
@@ -97,14 +108,12 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
                 "earlier row; remove one of the two rows"
             )
         rates[name] = rate
-    missing = [name for name in ids if name not in rates]
-    if missing:
-        raise UserError(
-            f"{where} has no label for {len(missing):,} of {len(ids):,} questions, the first of "
-            f"which is {missing[0]!r}; create the labels again with bacr evaluate "
-            "--label-difficulty on this set"
-        )
-    return np.array([rates[name] for name in ids])
+    return np.array(
+        [
+            rates.get(name, rates.get(other_name, np.nan))
+            for name, other_name in zip(ids, other_ids or ids, strict=True)
+        ]
+    )
 
 
 def _parse_label(where: str, label: tables.Record) -> tuple[str, float]:

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bacr_grading import parse_reference
-from bacr_grading.extract import last_box
+from bacr_grading import Reference, parse_reference
+from bacr_grading.extract import is_prose, last_box
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import TABLES
 from bacr_jax.errors import UserError, printable
@@ -29,7 +29,7 @@ from bacr_jax.questions.source import Source, Split
 from bacr_jax.questions.subsets import check_subsets
 from bacr_jax.questions.tables import Record, SetNotFound, columns, read_files
 
-# Columns of worked solutions, in which only a box or a "####" line is an answer.
+# Columns of worked solutions, whose texts are answers only as `Layout.solutions` defines.
 SOLUTIONS = ("solution", "Solution")
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])(?:\.0+)?", re.IGNORECASE)
 
@@ -46,6 +46,8 @@ class Layout:
       level: columns of the difficulty level, 1 to 5.
       traces: columns of thinking texts for a supervised warm-up, keyed by the style of the text
         (such as short or long), from short to long.
+      solutions: texts without a box or a "####" line that are answers in a column of `SOLUTIONS`:
+        none, only short texts (see `_is_short`), or all texts.
       subject: columns of the field or course of a question.
       id: columns of the identifier.
       any_split: True if the set is published as a single split. A folder is then read in full for
@@ -58,6 +60,7 @@ class Layout:
     answer: tuple[str, ...] = ("answer", "Answer", "final_answer", "ground_truth", *SOLUTIONS)
     level: tuple[str, ...] = ("level", "Level")
     traces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    solutions: Literal["none", "short", "all"] = "none"
     subject: tuple[str, ...] = ("subject", "type", "Subject", "Type")
     id: tuple[str, ...] = ("unique_id", "id", "ID", "idx")
     any_split: bool = False
@@ -141,7 +144,6 @@ def _rows_of(
             _column(present, columns_of_style, where, "trace", name)
     id_columns = [column for column in layout.id if column in present]
     ids = _ids(records, id_columns, f"{name}-{split}")
-    read_answer = _verbatim if config.answers == "verbatim" else _gold
     asked = [_question(record.get(question)) for record in records]
     check_system([chat_question.system for chat_question, _ in asked], config, where)
     rows = []
@@ -154,7 +156,7 @@ def _rows_of(
         row = source.Row(
             row_id,
             _text(chat_question.text),
-            read_answer(record, answers),
+            _answer(record, answers, layout, config),
             {"subject": printable(str(subject)), "traces": traces, **reason},
             _level(_first(record, layout.level)),
         )
@@ -228,13 +230,15 @@ def _layout(name: str, config: DataConfig) -> Layout:
     if config.question_column is not None:
         question = (config.question_column,)
     answer = Layout.answer
+    solutions: Literal["short", "all"] = "short"
     if config.answer_column is not None:
         answer = (config.answer_column,)
+        solutions = "all"
     styles = config.trace_column or ()
     if isinstance(styles, str):
         styles = (styles,)
     traces = {style: (style,) for style in styles}
-    return Layout(question=question, answer=answer, traces=traces)
+    return Layout(question=question, answer=answer, traces=traces, solutions=solutions)
 
 
 def _trace(row: source.Row, style: str) -> str:
@@ -288,7 +292,18 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def _gold(row: Record, names: Sequence[str]) -> str:
+def _answer(row: Record, names: Sequence[str], layout: Layout, config: DataConfig) -> str:
+    """Returns the first usable answer of a row, or "".
+
+    Args:
+      names: columns of the answer.
+    """
+    if config.answers == "verbatim":
+        return _verbatim(row, names)
+    return _gold(row, names, layout)
+
+
+def _gold(row: Record, names: Sequence[str], layout: Layout) -> str:
     """Returns the first answer of a row that can be graded, or ""."""
     for name in names:
         value = row.get(name)
@@ -298,12 +313,24 @@ def _gold(row: Record, names: Sequence[str]) -> str:
         if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value):
             value = str(value)
         text = _text(value)
-        if name in SOLUTIONS and last_box(text) is None and "####" not in text:
-            continue
         gold = parse_reference(text) if text else None
-        if gold is not None:
+        if gold is None:
+            continue
+        is_marked = name not in SOLUTIONS or last_box(text) is not None or "####" in text
+        if is_marked or layout.solutions == "all":
+            return gold.text
+        if layout.solutions == "short" and _is_short(text, gold):
             return gold.text
     return ""
+
+
+def _is_short(text: str, gold: Reference) -> bool:
+    """True if a text is one number, expression or word, and not a worked solution.
+
+    Args:
+      gold: the answer in the text.
+    """
+    return "\n" not in text and (gold.kind == "number" or not is_prose(gold.text))
 
 
 def _verbatim(row: Record, names: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ class QuestionSet:
       questions: texts that the model reads.
       answers: gold answers. A text is empty if only a scoring function can grade the answer.
       levels: difficulty levels from 1 (easy) to 5, or 0 if unknown.
-      groups: difficulty groups from 0 (easiest) to K - 1.
+      groups: difficulty groups from 0 (easiest) to K - 1, or `groups.NO_GROUP` without a label.
       ids: identifiers, unique in the set.
       subjects: field or course of each question. Empty if unknown.
       rows: (source, row) of each question (`questions.source`), or None for a set that was built

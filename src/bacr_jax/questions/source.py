@@ -8,6 +8,8 @@ styles such as short or long.
 """
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,8 +19,14 @@ from jaxtyping import Int
 
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
+from bacr_jax.config.derived import mixture
 from bacr_jax.errors import UserError
-from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate, read_solve_rates
+from bacr_jax.questions.groups import (
+    NO_GROUP,
+    groups_from_levels,
+    groups_from_solve_rate,
+    read_solve_rates,
+)
 from bacr_jax.questions.question_set import LeftOut, QuestionSet
 
 Split = Literal["train", "test"]
@@ -30,6 +38,9 @@ EXACT = "exact"
 NO_QUESTION = "no question"
 NO_GOLD = "no answer that could be graded"
 BEYOND = "beyond its set's share of the mixture"
+
+# Name of the training split in the id of a question.
+_TRAIN = re.compile(r"\btrain\b")
 
 
 # Field of `Row.metadata` with the reason to leave the row out if its question is empty.
@@ -140,13 +151,14 @@ def question_set(
                 left_out.append(LeftOut(row.id, BEYOND))
     first = sources[0]
     ids = [row.id for _, row in selected_rows]
+    label_ids = _label_ids(usable_rows, is_mixture=is_mixture)
     levels = np.array([row.level for _, row in selected_rows], np.int32)
     return QuestionSet(
         name=" + ".join(source.name for source in sources),
         questions=[source.render(row) for source, row in selected_rows],
         answers=[row.answer or "" for _, row in selected_rows],
         levels=levels,
-        groups=_groups(levels, ids, config, split),
+        groups=_groups(levels, ids, [label_ids[name] for name in ids], config, split),
         ids=ids,
         subjects=[
             source.name if is_mixture else str(row.metadata.get("subject", ""))
@@ -199,18 +211,73 @@ def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) 
     return usable
 
 
+def _id_in_source(name: str, *, is_mixture: bool) -> str:
+    """Removes the prefix that `question_set` puts before the ids of a mixture."""
+    return name.partition("-")[2] if is_mixture else name
+
+
+def _label_ids(usable_rows: Sequence[Sequence[Row]], *, is_mixture: bool) -> dict[str, str]:
+    """Maps ids to the ids under which `bacr evaluate` labels the questions of a single set.
+
+    If several sets of a mixture have the same id, its label is ambiguous. These questions are
+    labeled under their ids in the mixture.
+    """
+    source_ids = {
+        row.id: _id_in_source(row.id, is_mixture=is_mixture) for rows in usable_rows for row in rows
+    }
+    counts = Counter(source_ids.values())
+    return {
+        name: source_id if counts[source_id] == 1 else name
+        for name, source_id in source_ids.items()
+    }
+
+
 def _groups(
-    levels: Int[np.ndarray, "n"], ids: list[str], config: DataConfig, split: Split
+    levels: Int[np.ndarray, "n"],
+    ids: list[str],
+    label_ids: list[str],
+    config: DataConfig,
+    split: Split,
 ) -> Int[np.ndarray, "n"]:
     """Computes the difficulty groups of questions.
 
     Solve rates are only measured for training questions, so test questions are always grouped by
-    level.
+    level. A question without a label has the group `NO_GROUP`.
     """
     if config.groups == "solve_rate" and split == "train":
         assert config.labels is not None
-        rates = read_solve_rates(config.labels, ids)
+        rates = read_solve_rates(config.labels, ids, label_ids)
         return groups_from_solve_rate(rates, num_groups=config.num_groups)
     by_level = config.groups == "level"
     num_groups = config.num_groups if by_level else min(config.num_groups, NUM_LEVELS)
     return groups_from_levels(levels, num_groups=num_groups)
+
+
+def check_labeled(questions: QuestionSet, config: DataConfig) -> None:
+    """Checks that every question to train on has a label if its difficulty group depends on it.
+
+    Call it after the questions with long prompts are excluded, because `bacr evaluate` excludes
+    them too, and creates no labels for them.
+
+    Raises:
+      UserError: a question has no label. The error names a label that was probably meant for it:
+        under an id that several sets of a mixture have, or of the test split.
+    """
+    unlabeled = np.flatnonzero(questions.groups == NO_GROUP)
+    if not len(unlabeled):
+        return
+    assert config.labels is not None
+    name = questions.ids[unlabeled[0]]
+    source_id = _id_in_source(name, is_mixture=len(mixture(config.train)) > 1)
+    test_id = _TRAIN.sub("test", source_id)
+    is_ambiguous, is_of_test = ~np.isnan(read_solve_rates(config.labels, [source_id, test_id]))
+    other_label = ""
+    if is_ambiguous:
+        other_label = f", but a label for {source_id!r}, which is an id in several sets"
+    elif is_of_test:
+        other_label = f", but a label for {test_id!r} of another split"
+    raise UserError(
+        f"data.labels={config.labels} has no label for {len(unlabeled):,} of {len(questions):,} "
+        f"questions, the first of which is {name!r}{other_label}; create the labels again with "
+        "bacr evaluate --split train --label-difficulty on this set"
+    )

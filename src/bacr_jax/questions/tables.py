@@ -8,13 +8,15 @@ import csv
 import importlib
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bacr_io.files import DuplicateName, check_once
+from bacr_jax.config.paths import expand_path
 from bacr_jax.errors import UserError, first_of, reason_of
 from bacr_jax.files import (
     LARGEST_TABLE,
@@ -40,6 +42,9 @@ SPLITS = {
 _HUB_NAME = re.compile(
     r"hf://(?:datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?"
 )
+# End of the name of a file that contains one of several parts of a table, such as
+# train-00000-of-00002 or train-00000-of-00002-0f1e2d3c.
+_PART = re.compile(r"(?P<index>\d+)-of-(?P<count>\d+)(?:-[0-9a-f]+)?$")
 
 
 # Maps Arrow's 16-bit and 32-bit floats to NumPy types. Converted to a double, a 32-bit 0.1 would be
@@ -114,20 +119,18 @@ def find(path: str, *, base: str, where: str) -> Path:
       SetNotFound: the file or folder does not exist.
       UserError: the path can't be a set, for example because it is a socket.
     """
-    local = _download(path, where) if path.startswith(HUB) else _local_path(path, base, where)
+    try:
+        path = expand_path(path)
+        folder = expand_home(base)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    local = _download(path, where) if path.startswith(HUB) else folder / path
     if local.is_dir() or local.is_file():
         return local
     if local.exists() or local.is_symlink():
         raise UserError(f"{where}: {str(local)!r} is not a regular file; use another path")
     suggestion = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")
     raise SetNotFound(where, f"there is no file or folder {str(local)!r}", f"use {suggestion}")
-
-
-def _local_path(path: str, base: str, where: str) -> Path:
-    try:
-        return expand_home(base) / expand_home(path)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:
@@ -137,7 +140,8 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
     paths name the same split, all files are returned too.
 
     Raises:
-      UserError: if the folder contains no tables, or tables of other splits only.
+      UserError: if the folder contains no tables, tables of other splits only, or only some parts
+        of a table.
     """
     files = sorted(_table_files(folder))
     if not files:
@@ -149,8 +153,10 @@ def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> li
     for file in files:
         by_split.setdefault(_split_of(file.relative_to(folder)), []).append(file)
     if split in by_split:
+        _check_complete(by_split[split], folder, where)
         return by_split[split]
     if len(by_split) == 1 and (any_split or "" in by_split):
+        _check_complete(files, folder, where)
         return files
     names = ", ".join(f"the split {name}" if name else "no split" for name in by_split)
     raise UserError(
@@ -168,12 +174,43 @@ def _table_files(folder: Path) -> Iterator[Path]:
             yield file
 
 
+def _check_complete(files: Sequence[Path], folder: Path, where: str) -> None:
+    """Checks that all parts of each table exist if the names of its files contain their number.
+
+    Parts are missing if a download was interrupted. Without a network connection, the hub's client
+    returns the folder of such a download without an error.
+
+    Raises:
+      UserError: if a part is missing.
+    """
+    indices: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for file in files:
+        match = _PART.search(file.stem)
+        if match is not None:
+            name = file.stem[: match.start()]
+            pattern = file.with_name(f"{name}*-of-{match['count']}*{file.suffix}")
+            key = (str(pattern.relative_to(folder)), int(match["count"]))
+            indices[key].add(int(match["index"]))
+    for (pattern_text, count), present in indices.items():
+        if len(present) < count:
+            raise UserError(
+                f"{where}: the folder {str(folder)!r} contains only {len(present):,} of the "
+                f"{count:,} files {pattern_text}; download the missing files, or use the path of a "
+                "single file"
+            )
+
+
 def _split_of(path: Path) -> str:
-    """Returns the split whose name occurs in a path, or an empty string if there is none."""
-    words = set(re.split(r"[^a-z]+", str(path).lower()))
-    for name, spellings in SPLITS.items():
-        if not words.isdisjoint(spellings):
-            return name
+    """Returns the split whose name occurs in a path, or an empty string if there is none.
+
+    The name of the file has priority over the names of its folders, and the name of a folder over
+    the names of the folders that contain it.
+    """
+    for part in reversed(path.parts):
+        words = set(re.split(r"[^a-z]+", part.lower()))
+        for name, spellings in SPLITS.items():
+            if not words.isdisjoint(spellings):
+                return name
     return ""
 
 
