@@ -28,8 +28,8 @@ class Change(NamedTuple):
 
     Attributes:
       budget: thinking budget in tokens, as a string.
-      measure: `ACCURACY`, or `CLOSED` for the fraction of responses that contain a complete
-        (closed) answer.
+      measure: `ACCURACY`, or `CLOSED` for the fraction of responses in which the grader found an
+        answer.
       before: the value for the policy that the run started from, in [0, 1].
       after: the value for the trained policy, in [0, 1].
       failed: True if the change counts as a failure of the run.

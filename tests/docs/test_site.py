@@ -50,9 +50,12 @@ def test_public_modules_are_in_the_reference():
     modules = documented_modules()
     assert len(modules) == len(set(modules))
     there = {name.removeprefix("bacr_jax.") for name in modules}
-    whole = re.findall(r"automodule:: bacr_jax\.(\w+)\n   :imported-members:\n", reference())
+    # Pages of these packages list the members that the package imports. Of its modules,
+    # `bacr_jax.methods` imports only `method`.
+    whole = set(re.findall(r"automodule:: bacr_jax\.(\w+)\n   :imported-members:\n", reference()))
+    there.add("methods.method")
     missing = []
-    for room in set(PUBLIC) - set(whole):
+    for room in set(PUBLIC) - (whole - {"methods"}):
         names = [path.stem for path in (ROOT / "src/bacr_jax" / room).glob("*.py")]
         wanted = {f"{room}.{name}" for name in names if not name.startswith("__")}
         missing += sorted(wanted - there)
