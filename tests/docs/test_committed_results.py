@@ -309,6 +309,19 @@ def greedy_runs(folder):
     }
 
 
+def lowest_closed(folder):
+    """Yields the arm of each trained run, and its lowest share of closed answers at any step."""
+    for cell in cells(folder):
+        if cell["arm"] != "untrained":
+            yield cell["arm"], min(point["closed_answers"] for point in cell["curve"])
+
+
+def ends(values):
+    """Returns the range of shares in percent, such as `5 to 10`."""
+    both = sorted({f"{100 * min(values):.0f}", f"{100 * max(values):.0f}"}, key=int)
+    return " to ".join(both)
+
+
 def percent(entries):
     """Returns the accuracies as on the pages, such as `9, 15, 58, 58`."""
     return ", ".join(f"{100 * entry['accuracy']:.0f}" for entry in entries.values())
@@ -317,11 +330,7 @@ def percent(entries):
 def ranges(runs):
     """Returns the range of accuracies at each budget, as a row of a table: `5 to 10 | 74`."""
     accuracies = [[entry["accuracy"] for entry in run.values()] for run in runs]
-    texts = []
-    for at_budget in zip(*accuracies, strict=True):
-        ends = sorted({f"{100 * min(at_budget):.0f}", f"{100 * max(at_budget):.0f}"}, key=int)
-        texts.append(" to ".join(ends))
-    return " | ".join(texts)
+    return " | ".join(ends(at_budget) for at_budget in zip(*accuracies, strict=True))
 
 
 def yes_or_no(value):
@@ -350,11 +359,14 @@ def test_the_page_of_stability_has_every_finished_run():
     assert sorted(rows) == sorted(expected)
 
     runs_of = collections.defaultdict(list)
+    closed_of = collections.defaultdict(list)
     for folder in ("stability-twenty-epyc-unfinished", "stability-twenty-xeon-unfinished"):
+        for arm, share in lowest_closed(folder):
+            closed_of[arm].append(share)
         for (_, arm, _), run in greedy_runs(folder).items():
             runs_of[arm].append(run)
     all_runs = [run for runs in runs_of.values() for run in runs]
-    assert f"| before training | | | {ranges(before for before, _ in all_runs)} |" in twenty
+    assert f"| before training | | | | {ranges(before for before, _ in all_runs)} |" in twenty
     rows = [line for line in twenty.splitlines() if re.search(r"\| \d+ of \d+ \|", line)]
     expected = []
     for arm, runs in runs_of.items():
@@ -363,7 +375,8 @@ def test_the_page_of_stability_has_every_finished_run():
         later = sum(bool(set(budgets) - {"12"}) for budgets in losses)
         afters = [after for _, after in runs]
         expected.append(
-            f"| {STABILITY_LABELS[arm]} | {later} of {len(runs)} | {at_12} | {ranges(afters)} |"
+            f"| {STABILITY_LABELS[arm]} | {later} of {len(runs)} | {at_12} | "
+            f"{ends(closed_of[arm])} | {ranges(afters)} |"
         )
     assert sorted(rows) == sorted(expected)
 
