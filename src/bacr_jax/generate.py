@@ -36,7 +36,8 @@ from bacr_jax.config.cli import (
     silence_orbax,
     whole_number,
 )
-from bacr_jax.config.derived import NONE, SMALLEST_TEMPERATURE, read_budgets
+from bacr_jax.config.derived import NONE, read_budgets
+from bacr_jax.config.fields import SMALLEST_TEMPERATURE
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bacr_jax.config.derived import SMALLEST_TEMPERATURE
+from bacr_jax.config.fields import SMALLEST_TEMPERATURE
 from bacr_serve.budget_fields import EFFORT, NUMBERS, REASONING, read_budget_fields
 from bacr_serve.errors import RequestError, invalid, short
 

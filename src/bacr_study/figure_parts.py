@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.report import pictures
+from bacr_jax.report import evaluation_charts, pictures
 from bacr_jax.report.charts import COLOURS, MARKERS, Axis, Chart, Series
 from bacr_jax.report.curve_styles import GREY, RECOMMENDED, STAR
 from bacr_jax.report.curve_styles import styles_of as method_styles
@@ -201,12 +201,12 @@ def panel_groups(study: Study, styles: Mapping[str, Series]) -> list[list[Varian
 
 
 def budget_positions(budgets: Sequence[int]) -> dict[int, float]:
-    """Returns the position of each budget on a logarithmic axis.
+    """Returns the position of each budget in tokens on a logarithmic axis.
 
-    A budget of 0 has no logarithm. It is placed at half the smallest of the other budgets.
+    The positions are those of a run's charts (`evaluation_charts.budget_positions`).
     """
-    smallest = min(filter(None, budgets), default=2)
-    return {budget: float(budget or smallest / 2) for budget in budgets}
+    positions = evaluation_charts.budget_positions([str(budget) for budget in budgets])
+    return {budget: positions[str(budget)] for budget in budgets}
 
 
 def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)") -> Axis:

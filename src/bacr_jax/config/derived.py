@@ -14,9 +14,6 @@ from bacr_jax.config.schema import AdapterConfig, DataConfig, EvalConfig, ModelC
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 
-# Smallest sampling temperature except 0. Logits that are divided by a much smaller one exceed the
-# range of float32.
-SMALLEST_TEMPERATURE = 0.001
 # Matches a data set with a mixture weight, such as 2*gym:gcd.
 _WEIGHED = re.compile(r"(\d+(?:\.\d+)?)\*(.+)")
 

@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+# Smallest sampling temperature except 0, for settings and for requests. Logits that are divided by
+# a much smaller one exceed the range of float32.
+SMALLEST_TEMPERATURE = 0.001
+
 
 def key(default: Any, meaning: str, bounds: str | None = None) -> Any:
     """Defines a setting as a dataclass field.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bacr_jax.config.fields import key, section
+from bacr_jax.config.fields import SMALLEST_TEMPERATURE, key, section
 from bacr_jax.config.method_settings import (
     AdvantageConfig,
     AnytimeConfig,
@@ -317,7 +317,7 @@ class RolloutConfig:
 
     questions: int = key(64, "number of questions Q per step", "[1, 1000000]")
     group_size: int = key(8, "number of rollouts G per question", "[1, 1000000]")
-    temperature: float = key(1.0, "sampling temperature", "[0.001, inf)")
+    temperature: float = key(1.0, "sampling temperature", f"[{SMALLEST_TEMPERATURE:g}, inf)")
     answer_tokens: int = key(
         128, "maximum number of sampled answer tokens; forced tokens are not counted", "[1, inf)"
     )
@@ -483,7 +483,9 @@ class EvalConfig:
         "per set of data.eval, such as {math500: 4, aime24: 32}",
         "[0, inf)",
     )
-    temperature: float = key(0.6, "sampling temperature of the sampled answers", "[0.001, inf)")
+    temperature: float = key(
+        0.6, "temperature of sampled answers", f"[{SMALLEST_TEMPERATURE:g}, inf)"
+    )
     top_p: float = key(0.95, "top-p (nucleus sampling) of the sampled answers", "(0, 1]")
     select: str = key(
         "train_holdout",

@@ -459,12 +459,19 @@ def find_evaluation(folder: Path, settings_name: str = "") -> Path:
 
 def settings_name_of(evaluation: Path) -> str:
     """Returns the name of the settings in the name of an evaluation's folder (`evaluation_of`)."""
-    return evaluation.name.removeprefix("step-").partition("-")[2]
+    _, settings_name = _parts_of(evaluation)
+    return settings_name
+
+
+def _parts_of(evaluation: Path) -> tuple[str, str]:
+    """Splits the name of an evaluation's folder into the step and the name of the settings."""
+    step, _, settings_name = evaluation.name.removeprefix("step-").partition("-")
+    return step, settings_name
 
 
 def _step_of(evaluation: Path) -> int:
     """Returns the step in the name of an evaluation's folder, or -1 if it contains none."""
-    digits = evaluation.name.removeprefix("step-").partition("-")[0]
+    digits, _ = _parts_of(evaluation)
     return int(digits) if digits.isdecimal() else -1
 
 

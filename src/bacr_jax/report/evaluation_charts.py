@@ -29,7 +29,7 @@ StylesByName = Mapping[str, Series]
 _Point = tuple[float, float, tuple[float, float]]
 
 
-def _budget_positions(budgets: Collection[str]) -> dict[str, float]:
+def budget_positions(budgets: Collection[str]) -> dict[str, float]:
     """Returns the position of each budget on a logarithmic axis.
 
     A budget of 0 and an unlimited budget have no logarithm. They are placed at half the smallest
@@ -191,7 +191,7 @@ def _by_budget(
     budgets = set[str]()
     for summary in policies.values():
         budgets.update(summary.get(mode, ()))
-    positions = _budget_positions(budgets)
+    positions = budget_positions(budgets)
     series = []
     for label, summary in policies.items():
         entries = summary.get(mode, {})
