@@ -1,21 +1,28 @@
 """Compares two answers with math-verify and sympy. Runs in worker processes only.
 
 math-verify parses both answers and selects the parts to compare. This module replaces four of its
-comparison functions and its LaTeX parser settings. The originals treat some different values as
-equal: numbers that differ by less than 1e-16, letters of different case, equations without real
-solutions, and the letter `I` and the imaginary unit.
+comparison functions, its LaTeX parser and its removal of units. The originals treat some different
+values as equal: numbers that differ by less than 1e-16, letters of different case, equations
+without real solutions, the letter `I` and the imaginary unit, and `5` and `5t`.
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import math_verify.grader as verification
 import math_verify.parser as parsing
 import sympy
+from latex2sympy2_extended import math_normalization as normalization
 from latex2sympy2_extended import symbols as letters
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import LatexExtractionConfig, parse, verify
+
+from bacr_grading.normalize import VARIABLE, split_unit
+from bacr_grading.parsed_answer import ParsedAnswer, both_signs
+from bacr_grading.relations import as_union, values_by_name
+from bacr_grading.statement import names_counted_noun
 
 # Number of decimal places to which decimals must agree (docs/grading.md, rule 2).
 PLACES = 6
@@ -30,6 +37,15 @@ _WORDS = r"\\(?:text[a-z]*|mbox|operatorname|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+"
 _CURRENT = re.compile(rf"({_WORDS})|(?<!_)(\^?)I")
 _TRANSPOSED = re.compile(r"\^\s*(?:T|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)\s*\}?)")
 _PRIMES = re.compile(r"(?<!\d)'+")
+# Words without \text after a number, a root or \pi.
+_BARE_WORDS = re.compile(r"(.*(?:[\d})]|\\pi))\s+([A-Za-z][A-Za-z ./]*)", re.DOTALL)
+_LONG_WORD = re.compile(r"[A-Za-z]{3}")
+# Units at the end of an answer, such as \text{ cm}^2 and \text{m}/\text{s}.
+_UNITS = re.compile(
+    r"\\(?:text|mbox)\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?"
+    r"(?:(?:[\s/*]|\\cdot(?![A-Za-z]))*\\(?:text|mbox)\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?)*$"
+)
+_IMAGINARY = sympy.Symbol("i", real=True)
 
 
 def compare(
@@ -55,6 +71,11 @@ def compare(
       A dict. "correct" is True if the answer is correct. "whole" is True if the whole answer could
       be parsed and is correct. For prose, "found" is the part of the text that was compared.
     """
+    if not prose and not reference_is_prose:
+        values = values_by_name(ParsedAnswer(answer), ParsedAnswer(reference))
+        if values is not None:
+            return _compare_values(*values, search=search, places=places)
+        answer, reference = _alike(answer, reference)
     if not prose:
         gold = _reference(reference, True) if reference_is_prose else _parse_whole(reference)
         gold = [part for part in gold if not _is_plain_equation(part)]
@@ -75,6 +96,51 @@ def compare(
     # The last string in math-verify's result is the text that it parsed.
     compared_text = next((part for part in reversed(target) if isinstance(part, str)), "")
     return {"correct": correct, "found": compared_text[:2000]}
+
+
+def _compare_values(
+    values: Sequence[ParsedAnswer], targets: Sequence[ParsedAnswer], *, search: bool, places: int
+) -> dict[str, Any]:
+    """Compares the values of several variables with their references, as `compare` does."""
+    if len(values) != len(targets):
+        return {"correct": False, "whole": False}
+    results = [
+        compare(value.text, target.text, search=search, places=places)
+        for value, target in zip(values, targets, strict=True)
+    ]
+    return {name: all(result.get(name) for result in results) for name in ("correct", "whole")}
+
+
+def _alike(answer: str, reference: str) -> tuple[str, str]:
+    r"""Rewrites an answer and its reference, so that math-verify can compare them.
+
+    Units without `\text` are removed. If one of the texts is a union of intervals, inequalities in
+    the other are rewritten as such a union.
+    """
+    # A unit with two letters may be a product, as in 2\pi hr. In an answer it is a unit if the
+    # reference has no variable.
+    answer = _without_unit(answer, short=VARIABLE.search(reference) is None)
+    reference = _without_unit(reference, short=False)
+    if "\\cup" in reference:
+        return as_union(answer), reference
+    return answer, as_union(reference) if "\\cup" in answer else reference
+
+
+def _without_unit(text: str, *, short: bool) -> str:
+    r"""Removes a unit or a counted noun after a constant, such as feet in `10\pi feet`.
+
+    Args:
+      text: the answer or the reference.
+      short: if True, also removes units with two letters.
+    """
+    match = _BARE_WORDS.fullmatch(text)
+    number_and_words = (match[1], match[2]) if match else split_unit(text)
+    if number_and_words is None:
+        return text
+    number, words = number_and_words
+    is_long = len(words) > 1 if short else _LONG_WORD.search(words)
+    is_unit = is_long and names_counted_noun(words) and not VARIABLE.search(number)
+    return number if is_unit else text
 
 
 def warm_up() -> None:
@@ -110,12 +176,13 @@ def _reference(text: str, is_prose: bool) -> list[Any]:
 
 
 def _unambiguous(text: str) -> str:
-    """Rewrites symbols that the LaTeX parser ignores or misinterprets.
+    r"""Rewrites symbols that the LaTeX parser ignores or misinterprets.
 
-    The parser ignores primes and the exponent T, and parses the letter I as the imaginary unit. A
-    prime after a digit means feet and is not changed.
+    The parser ignores primes and the exponent T, parses the letter I as the imaginary unit, and
+    does not parse `\pm` inside of an expression. A prime after a digit means feet and is not
+    changed.
     """
-    text = _PRIMES.sub(_exponent_of_primes, text)
+    text = _PRIMES.sub(_exponent_of_primes, both_signs(text))
     text = _TRANSPOSED.sub(r"^{\\mathcal{T}}", text)
     return _CURRENT.sub(_letter, text) if "I" in text else text
 
@@ -335,9 +402,44 @@ verification.sympy_solve_and_compare = _compare_solutions
 verification.sympy_compare_symbols = _compare_symbols
 verification.sympy_numeric_eq = _numeric_eq
 verification.sympy_symbolic_eq = _symbolic_eq
-parsing.latex2sympy = partial(
-    parsing.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
-)
+_convert = partial(parsing.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+
+
+def _latex_to_sympy(text: str, **options: Any) -> Any:
+    """Parses LaTeX with real variables, except for i, which is the imaginary unit.
+
+    math-verify would select complex variables for some spellings of an expression, and variables
+    with different assumptions are different.
+    """
+    options["is_real"] = True
+    return _with_imaginary_unit(_convert(text, **options))
+
+
+def _with_imaginary_unit(parsed: Any) -> Any:
+    """Replaces the variable i in a parsed expression, but not in a name, as in i = 5."""
+    if _IMAGINARY not in getattr(parsed, "free_symbols", ()):
+        return parsed
+    if isinstance(parsed, sympy.Eq) and verification.is_assignment_relation(parsed):
+        return sympy.Eq(parsed.lhs, _with_imaginary_unit(parsed.rhs), evaluate=False)
+    if isinstance(parsed, sympy.Set):
+        # A pair such as (i, 2) is parsed as an interval, but the limits of intervals are real.
+        parsed = parsed.replace(_is_pair, _pair)
+    return parsed.subs(_IMAGINARY, sympy.I)
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, sympy.Interval) and part.is_open and part.has(_IMAGINARY)
+
+
+def _pair(interval: sympy.Interval) -> sympy.Tuple:
+    return sympy.Tuple(interval.start, interval.end)
+
+
+parsing.latex2sympy = _latex_to_sympy
+# math-verify would remove variables at the end of an expression, such as the t in 5t, and all text
+# from the first \text to a closing brace at the end.
+normalization.unit_superscript_regex = _UNITS
+normalization.units_regex = re.compile(r"(?!)()")
 # Without this change, the parser would treat the Greek letters gamma and Gamma as Euler's constant.
 for name in ("gamma", "Gamma"):
     letters.sympy_singleton_map.pop(name)

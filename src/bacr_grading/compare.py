@@ -5,7 +5,7 @@ rules are documented in docs/grading.md ("Comparing").
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from bacr_grading.normalize import (
@@ -13,8 +13,8 @@ from bacr_grading.normalize import (
     unmarked,
 )
 from bacr_grading.numbers import Number, clash, equal, parse_number
-from bacr_grading.parsed_answer import RELATION, Items, ParsedAnswer
-from bacr_grading.relations import joined_otherwise
+from bacr_grading.parsed_answer import RELATION, Clock, Items, ParsedAnswer
+from bacr_grading.relations import joined_otherwise, values_by_name
 
 _SUBSCRIPT = re.compile(r"\d_(?:(\d)|\{(\d+)\})")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+\Z")
@@ -65,19 +65,21 @@ def decide(
             pred.number, reference.number, lenient=lenient, relative_tolerance=relative_tolerance
         )
         return is_equal, "number"
-    if ELISION.search(pred.key) or ELISION.search(reference.key):
-        return _same_sequence(pred, reference, lenient), "list"
-    based = _decide_based(pred, reference, lenient)
-    if based is not None:
-        return based, "number"
-    if pred.ratio or reference.ratio:
-        return _decide_ratio(pred, reference)
+    decision = _decide_notation(pred, reference, lenient)
+    if decision is not None:
+        return decision
     prose = _decide_words(pred, reference)
     if prose is not None:
         return prose, "string"
     if _chooses(pred, reference) or _chooses(reference, pred):
         return False, "string"
     compare = partial(decide, lenient=lenient, relative_tolerance=relative_tolerance)
+    named_values = values_by_name(pred, reference)
+    if named_values is not None:
+        return _decide_in_order(*named_values, compare), "list"
+    if pred.named and reference.named and not (pred.items and reference.items):
+        # (a,b)=(1,2) and x=1, y=2 have different names.
+        return False, "list"
     values = _assigned_values(pred, reference)
     if values is not None:
         return compare(*values)
@@ -99,6 +101,27 @@ def decide(
     if _MARKED.sub(r"\1", pred.key) == _MARKED.sub(r"\1", reference.key):
         return True, "string"
     return None, "symbolic"
+
+
+def _decide_notation(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> Decision | None:
+    """Compares sequences with an ellipsis, numbers with a base, ratios and times of day.
+
+    Returns None if the answers are none of these.
+    """
+    if ELISION.search(pred.key) or ELISION.search(reference.key):
+        return _same_sequence(pred, reference, lenient), "list"
+    based = _decide_based(pred, reference, lenient)
+    if based is not None:
+        return based, "number"
+    if pred.ratio or reference.ratio:
+        return _decide_ratio(pred, reference)
+    if pred.clock and reference.clock:
+        return _same_time(pred.clock, reference.clock), "number"
+    for answer, other in ((pred, reference), (reference, pred)):
+        if answer.clock and answer.clock.half and other.number:
+            # Without a.m. or p.m., 10:30 could be the ratio 1/3.
+            return False, "number"
+    return None
 
 
 def _decide_based(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool | None:
@@ -203,6 +226,21 @@ def _decide_ratio(pred: ParsedAnswer, reference: ParsedAnswer) -> Decision:
     return all(p * reference_scale == r * pred_scale for p, r in values), "list"
 
 
+def _same_time(pred: Clock, reference: Clock) -> bool:
+    """True if two times of day are equal. A missing a.m. or p.m. is ignored."""
+    if pred.half and reference.half and pred.half != reference.half:
+        return False
+    return bool(_readings(pred) & _readings(reference))
+
+
+def _readings(clock: Clock) -> set[tuple[int, int, int]]:
+    """Returns a time as written and, if it has a.m. or p.m., on the 24-hour clock."""
+    hour, minute, second = clock.time
+    if clock.half is None:
+        return {clock.time}
+    return {clock.time, (hour % 12 + 12 * (clock.half == "p"), minute, second)}
+
+
 def _same_sequence(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool:
     """True if two lists that contain an ellipsis, such as "1, 2, ...", agree member by member."""
     if pred.items is None or reference.items is None:
@@ -272,12 +310,23 @@ def _decide_items(
       compare: compares a member of the answer with a member of the reference.
     """
     if pred.kind != reference.kind:
-        return None
+        # "x = 1 or y = 2" is not (1, 2). `values_by_name` handles one value for each variable.
+        has_names = any(part.assignment for part in pred.parts)
+        return False if has_names and reference.kind == "()" else None
     if reference.kind in ("list", "set"):
         return _decide_set(pred, reference, compare)
-    if len(pred.parts) != len(reference.parts):
+    return _decide_in_order(pred.parts, reference.parts, compare)
+
+
+def _decide_in_order(
+    pred: Sequence[ParsedAnswer],
+    reference: Sequence[ParsedAnswer],
+    compare: Callable[[ParsedAnswer, ParsedAnswer], Decision],
+) -> bool | None:
+    """Compares two sequences member by member, and returns None if no rule decides."""
+    if len(pred) != len(reference):
         return False
-    verdicts = [compare(p, r)[0] for p, r in zip(pred.parts, reference.parts, strict=True)]
+    verdicts = [compare(p, r)[0] for p, r in zip(pred, reference, strict=True)]
     if False in verdicts:
         return False
     return None if None in verdicts else True

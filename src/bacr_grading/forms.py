@@ -90,12 +90,16 @@ def operations(answer: ParsedAnswer) -> frozenset[str] | None:
         return frozenset()
     if answer.words and answer.words.is_text:
         return frozenset()
+    if answer.clock and answer.clock.half:
+        return frozenset()
     if len(answer.key) > MOST_CHARS:
         return None
     if answer.assignment:
         return operations(answer.assignment.value)
     if "\\cup" in answer.key:
         parts = tuple(map(ParsedAnswer, answer.key.split("\\cup")))
+    elif answer.named:
+        parts = tuple(answer.named.values())
     else:
         parts = answer.items.parts if answer.items else ()
     if parts:

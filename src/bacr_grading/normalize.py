@@ -6,7 +6,13 @@ Called by `compare` for every answer and reference. The comparison itself is not
 import re
 from typing import NamedTuple
 
-from bacr_grading.notation import closing_brace, one_command, plain_signs, without_style
+from bacr_grading.notation import (
+    closing_brace,
+    one_command,
+    plain_bases,
+    plain_signs,
+    without_style,
+)
 
 _BLANKS = re.compile(r"\s{2,}")
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
@@ -61,6 +67,8 @@ _REWRITES = tuple(
         ("/", r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\\frac{\1}{\2}"),
         # "32, 349" is a list of two numbers, but "32,349" is one number.
         (",", r"(?<=\d),\s+(?=\d{3}(?!\d))", LIST_COMMA),
+        # \tan^{-1} is the inverse function and not 1/\tan.
+        ("^", r"\\(sin|cos|tan|cot|sec|csc)\s*\^\s*\{\s*-\s*1\s*\}", r"\\arc\1"),
         # A unit with an exponent, such as "5 cm^2". Units with one letter are not included, because
         # the letter may be a variable.
         ("^", r"(?<=[\s\d}])(mm|cm|km|in|ft|yd|mi)\s?\^\s?(\{[23]\}|[23](?!\d))", r"\\text{\1}^\2"),
@@ -123,7 +131,7 @@ def canonical(text: str) -> str:
     """
     if _NUMERAL.match(text):
         return text
-    text = text.replace("\\\\", ROW_END)
+    text = plain_bases(text.replace("\\\\", ROW_END))
     for needle, pattern, replacement in _REWRITES:
         if needle in text:
             text = pattern.sub(replacement, text)
@@ -182,6 +190,8 @@ km/h kmh kph kilometerperhour kilometersperhour | $ dollar usd buck | cent ¢ pe
 """
 _UNIT_OF = {name: line.split()[0] for line in _UNITS.split("|") for name in line.split()}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+# A letter outside of a LaTeX command.
+VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
 _MULTIPLIERS |= {"billion": 10**9, "trillion": 10**12}
 # A multiplier with an optional plural s. A following "th" is rejected, because a millionth is a

@@ -244,6 +244,41 @@ def _prefix(match: re.Match[str]) -> str:
     return f"{command}{{{match[1].strip()}}}{{{match[3].strip()}}}"
 
 
+# --- numbers in another base ----------------------------------------------------------------------
+
+_DIGITS = r"[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?"
+# Digits in parentheses or in a font, with a base as subscript. A letter or a bracket in front makes
+# the parentheses an argument, as in f(2)_3.
+_GROUPED_DIGITS = re.compile(
+    rf"(?<![A-Za-z0-9)}}\]])"
+    rf"(?:\(\s*({_DIGITS})\s*\)|\\(?:text|math|mbox|operatorname)[a-z]*\s*\{{\s*({_DIGITS})\s*\}})"
+    r"\s*_\s*(?:(\d)(?!\d)|\{\s*(\d+)\s*\})"
+)
+
+
+def plain_bases(text: str) -> str:
+    r"""Rewrites numbers such as `(1010)_2` and `\text{2A}_{16}` without the group: `1010_{2}`."""
+    return _GROUPED_DIGITS.sub(_without_group, text) if "_" in text else text
+
+
+def _without_group(match: re.Match[str]) -> str:
+    digits = match[1] or match[2]
+    base = match[3] or match[4]
+    return f"{digits}_{{{base}}}" if are_digits(digits, base) else match[0]
+
+
+def are_digits(text: str, base: str) -> bool:
+    """True if a text is a number in a base: "1010" in base 2, and "ff", but not "f", in base 16.
+
+    A single letter may be a variable.
+    """
+    if text.isalpha() and len(text) == 1:
+        return False
+    # A base has at most two digits. Python would not parse thousands of digits.
+    size = int(base) if len(base) <= 2 else 0
+    return 2 <= size <= 36 and all(int(digit, 36) < size for digit in text.replace(".", ""))
+
+
 # --- fonts and colours ----------------------------------------------------------------------------
 
 _COLOURS = re.compile(

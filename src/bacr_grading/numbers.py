@@ -17,7 +17,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from bacr_grading.normalize import split_multiplier, split_unit, unit
+from bacr_grading.normalize import VARIABLE, split_multiplier, split_unit, unit
 
 # Maximum number of digits of a number, and maximum absolute value of an exponent of ten. Python
 # does not parse integers with more than 4,300 digits.
@@ -195,8 +195,7 @@ def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
     split = split_unit(text) if text[-1:].isalpha() else None
     if split:
         # In "2 g + 3 h", the last letter is a variable and not a unit.
-        has_variable = re.search(r"(?<![\\A-Za-z])[A-Za-z]", split[0])
-        return None if has_variable else unit(split[1])
+        return None if VARIABLE.search(split[0]) else unit(split[1])
     match = _UNIT.search(key)
     if match is None and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", key):
         # A degree sign at the end belongs to the argument of the trigonometric function.

@@ -17,12 +17,17 @@ from bacr_grading.normalize import (
     split_unit,
     words,
 )
+from bacr_grading.notation import are_digits
 from bacr_grading.numbers import Number, parse_number, trailing_unit, with_bare_unit
 
 RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Za-z])")
-_ASSIGNMENT = re.compile(
-    r"(?P<name>\\?[A-Za-z]+?(?:_(?:\w|\{\w+\}))?)(?P<sign>=(?!=)|\\in(?=\\\{))"
-)
+# Words and signs between alternatives.
+EITHER = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\vee(?![A-Za-z])")
+# A variable such as "x", "\theta" or "x_{12}".
+NAME = r"\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?"
+_NAME = re.compile(NAME)
+_NAMES = re.compile(r"\(([^()=]*)\)=")
+_ASSIGNMENT = re.compile(rf"(?P<name>{NAME})(?P<sign>=(?!=)|\\in(?=\\\{{))")
 _BASED = re.compile(r"(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:(\d)|\{(\d+)\})\Z")
 _GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
 _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z", re.DOTALL)
@@ -31,6 +36,20 @@ _OPEN = "([{"
 _CLOSE = ")]}"
 _COLON = re.compile(":")
 _CLOCK_PART = re.compile(r"0\d")
+# A time of day such as "10:30", "4:51:06\text{p.m.}" or "5pm".
+_CLOCK = re.compile(
+    r"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?)?"
+    r"(?:\\text\{)?(?:(?P<half>[ap])\.?m\.?)?\}?",
+    re.IGNORECASE,
+)
+_PLUS_MINUS = re.compile(r"\s*\\pm(?![A-Za-z])\s*")
+_MINUS_PLUS = re.compile(r"\\mp(?![A-Za-z])")
+_SET = re.compile(r"([^{}]*\\\{)((?:[^\\]|\\[^{}])*)(\\\}[^{}]*)")
+_SIZES = re.compile(r"\\(?:left|right)(?![A-Za-z])\s*\.?")
+# The end of a text after which a sign is not an operation.
+_UNARY = re.compile(r"(?:\A|[=<>(\[{,;|]|\\(?:ne|le|ge|in|to|approx|cdot|times))\s*\Z")
+# A comma or semicolon that is not a thousands separator.
+_MEMBER_END = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|;")
 _COMMA = re.compile(f"[,{LIST_COMMA}]")
 _SEMICOLON = re.compile(";")
 
@@ -55,6 +74,18 @@ class Assignment(NamedTuple):
     value: "ParsedAnswer"
 
 
+class Clock(NamedTuple):
+    """A time of day.
+
+    Attributes:
+      time: hour, minute and second, as written.
+      half: "a" for a.m., "p" for p.m., or None if missing.
+    """
+
+    time: tuple[int, int, int]
+    half: str | None
+
+
 class ParsedAnswer:
     """An answer and its interpretations as a number, words, a list and so on.
 
@@ -70,7 +101,7 @@ class ParsedAnswer:
     def __init__(self, text: str, source: str = ""):
         self.text = text
         self.source = source
-        self.key = canonical(text)
+        self.key = canonical(both_signs(text))
 
     @cached_property
     def number(self) -> Number | None:
@@ -108,7 +139,7 @@ class ParsedAnswer:
         base = match[2] or match[3]
         digits = match[1].casefold()
         # "V_1" and "x_{12}" are variables, but "FF_{16}" is a number.
-        if digits.isalpha() and (len(digits) == 1 or not _are_digits(digits, int(base))):
+        if digits.isalpha() and not are_digits(digits, base):
             return None
         return digits, base
 
@@ -123,7 +154,7 @@ class ParsedAnswer:
 
         A time of day such as 10:05:00 is not a ratio.
         """
-        if self.key.count(":") < 2:
+        if self.key.count(":") < 2 or self.clock or self.items:
             return None
         parts = split(self.key, _COLON)
         if len(parts) < 3 or not all(parts):
@@ -131,6 +162,50 @@ class ParsedAnswer:
         if any(map(_CLOCK_PART.match, parts)):
             return None
         return tuple(map(ParsedAnswer, parts))
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """The time of day such as 10:30 or 5 p.m., or None for any other answer.
+
+        Numbers such as 1:15:30 are a ratio, unless one has a leading zero or a.m. or p.m. follows.
+        """
+        match = _CLOCK.fullmatch(self.key)
+        if match is None:
+            return None
+        hour, minute, second, half = match.group("hour", "minute", "second", "half")
+        has_leading_zero = any(map(_CLOCK_PART.match, self.key.split(":")))
+        if half is None and (minute is None or (second and not has_leading_zero)):
+            return None
+        time = (int(hour), int(minute or 0), int(second or 0))
+        return Clock(time, half.casefold() if half else None)
+
+    @cached_property
+    def named(self) -> dict[str, "ParsedAnswer"] | None:
+        r"""The values of several variables, such as "x = 1, y = 2" or "(x,y) = (1,2)", or None.
+
+        "x = 1, x = 2" and "x = 1 \text{ or } y = 2" do not have one value for each variable.
+        """
+        tuple_names = _NAMES.match(self.key)
+        if tuple_names:
+            names = tuple_names[1].split(",")
+            items = ParsedAnswer(self.key[tuple_names.end() :]).items
+            if items is None or items.kind != "()" or not all(map(_NAME.fullmatch, names)):
+                return None
+            values = list(items.parts)
+        else:
+            items = self.items
+            if items is None or items.kind not in ("list", "set", "()") or EITHER.search(self.text):
+                return None
+            assignments = [part.assignment for part in items.parts if part.assignment]
+            if len(assignments) < len(items.parts):
+                return None
+            names = [assignment.name for assignment in assignments]
+            values = [assignment.value for assignment in assignments]
+        # x_{1} is another spelling of x_1.
+        names = [re.sub(r"[{}]", "", name) for name in names]
+        if len(set(names)) < len(names) or len(names) != len(values):
+            return None
+        return dict(zip(names, values, strict=True))
 
     @cached_property
     def assignment(self) -> Assignment | None:
@@ -147,9 +222,27 @@ def read(answer: str) -> ParsedAnswer:
     return ParsedAnswer(clean(answer))
 
 
-def _are_digits(text: str, base: int) -> bool:
-    """True if letters such as "ff" are digits of a base such as 16."""
-    return 2 <= base <= 36 and all(int(letter, 36) < base for letter in text)
+def both_signs(text: str) -> str:
+    r"""Replaces a `\pm` of an answer by both signs: `1\pm\sqrt2` becomes `1+\sqrt2,1-\sqrt2`.
+
+    In a list or set, the members with a sign are repeated. Signs that can depend on each other are
+    not replaced: two in the same member, `\pm` and `\mp`, or the signs of two equations.
+    """
+    count = len(_PLUS_MINUS.findall(text)) if "\\pm" in text else 0
+    if not count or _MINUS_PLUS.search(text) or (count > 1 and "=" in text):
+        return text
+    text = _SIZES.sub("", text)
+    enclosed = _SET.fullmatch(text)
+    before, content, after = enclosed.groups() if enclosed else ("", text, "")
+    members: list[str] = []
+    for member in split(content, _MEMBER_END):
+        sides = _PLUS_MINUS.split(member)
+        if len(sides) == 2:
+            plus = "" if _UNARY.search(sides[0]) else "+"
+            members += [plus.join(sides), "-".join(sides)]
+        else:
+            members.append(member)
+    return before + ",".join(members) + after
 
 
 def _items(key: str) -> Items | None:

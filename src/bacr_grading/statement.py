@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bacr_grading.compare import ELISION
 from bacr_grading.forms import operations
 from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, unit
+from bacr_grading.notation import plain_bases
 from bacr_grading.parsed_answer import ParsedAnswer, split
 
 
@@ -41,8 +42,9 @@ _KNOWN = frozenset(
     frac dfrac tfrac cfrac sqrt binom dbinom tbinom pi infty e
     alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau
     phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell
-    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp min max gcd det arg
-    sum prod int lim to cdot times div ast pm mp cup cap in le leq leqslant ge geq geqslant lt gt
+    sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh
+    log ln lg exp min max gcd det arg sum prod int lim
+    to cdot times div ast pm mp cup cap in le leq leqslant ge geq geqslant lt gt
     approx bmod pmod mod left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
     limits displaystyle textstyle quad qquad thinspace enspace text textnormal textrm textbf textit
     mbox mathrm mathbf mathit mathbb mathcal operatorname circ degree overline angle triangle
@@ -145,7 +147,7 @@ def claims(raw: str, answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Cla
     if _TWO_NUMBERS.search(answer.key) or not _comparable(answer, reference):
         return None
     equalities = _members(answer, reference)
-    if not equalities or (answer.ratio and reference.ratio):
+    if not equalities or (answer.ratio and reference.ratio) or (answer.clock and reference.clock):
         return equalities
     return equalities if _is_evaluated(equalities, reference) else None
 
@@ -213,11 +215,13 @@ def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
     reference_unit = _bare_unit(reference.text)
     if reference_unit is not None:
         reference_words.append(reference_unit)
-    for match in _GROUP.finditer(answer.text):
+    # The digits of a number such as \text{2A}_{16} are no words.
+    text = plain_bases(answer.text)
+    for match in _GROUP.finditer(text):
         content = match[2].strip()
-        if match.group() == answer.text or content in reference_words:
+        if match.group() == text or content in reference_words:
             continue
-        if not _is_harmless(match, content, answer.text):
+        if not _is_harmless(match, content, text):
             return False
     if _UNIT_THEN_MORE.search(answer.key):
         return False

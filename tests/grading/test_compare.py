@@ -29,6 +29,12 @@ def strict(pred, reference):
         ("x = 1/2", "x = 0.5"),
         ("204_{5}", "204_5"),
         ("204", "204_5"),
+        ("(1010)_2", "1010_{2}"),
+        ("1010", "(1010)_2"),
+        ("\\text{2A}_{16}", "2a_{16}"),
+        ("(101)_2, (11)_2", "11_2, 101_2"),
+        ("\\pm 2", "-2, 2"),
+        ("1\\pm\\sqrt5", "1-\\sqrt{5}, 1+\\sqrt{5}"),
         ("1000,99", "1000.99"),
         ("1\\,000{,}99", "1000.99"),
         (
@@ -64,6 +70,11 @@ def test_the_same_at_once(pred, reference):
         ("41 \\text{ or } 42", "42"),
         ("204_7", "204_5"),
         ("54", "204_5"),
+        ("(1011)_2", "1010_2"),
+        ("(1010)_3", "1010_2"),
+        ("\\text{2B}_{16}", "2A_{16}"),
+        ("2", "\\pm 2"),
+        ("\\pm 2", "2"),
         ("\\text{odd}", "\\text{even}"),
         ("bca", "\\text{abc}"),
         ("\\text{four}", "5"),
@@ -120,6 +131,66 @@ def test_the_evening_is_not_the_morning_in_reports_either(time, pm):
     pred, reference = read(time + pm), read(time + "\\text{ a.m.}")
     assert decide(pred, reference, lenient=True)[0] is False
     assert decide(pred, read(time + "\\text{ P.M.}"), lenient=True)[0] is not False
+
+
+@pytest.mark.parametrize(
+    ("pred", "reference", "same"),
+    [
+        ("10:30 AM", "10:30\\text{ a.m.}", True),
+        ("10:30", "10:30\\text{ p.m.}", True),
+        ("10:30 p.m.", "10:30", True),
+        ("5 pm", "5:00\\text{ p.m.}", True),
+        ("17:00", "5:00\\text{ p.m.}", True),
+        ("0:30", "12:30\\text{ a.m.}", True),
+        ("5:00", "05\\!:\\!00", True),
+        ("8:34 pm, 20:34", "20\\!:\\!34, 8\\!:\\!34 \\text{ p.m.}", True),
+        ("1:15", "2:30", False),
+        ("3:10", "6:20", False),
+        ("1:15 p.m.", "2:30\\text{ p.m.}", False),
+        ("5:00", "17:00", False),
+        ("15:00", "3:00\\text{ a.m.}", False),
+        ("4:51", "4:51:06", False),
+        ("6:4", "3:2", None),
+        ("\\frac{3}{10}", "3:10", None),
+        ("\\frac{1}{3}", "10:30\\text{ a.m.}", False),
+        ("t=10:30\\text{ a.m.}", "10:30 a.m.", True),
+        ("5 p.m.", "t=5\\text{ p.m.}", True),
+        ("2:4:6", "1:2:3", True),
+    ],
+)
+@pytest.mark.parametrize("lenient", [False, True])
+def test_times_of_day_are_not_ratios(pred, reference, same, lenient):
+    assert decide(read(pred), read(reference), lenient=lenient)[0] is same
+
+
+@pytest.mark.parametrize(
+    ("pred", "reference", "same"),
+    [
+        ("x=1, y=2", "(1,2)", True),
+        ("y=2, x=1", "(1,2)", True),
+        ("(x=1, y=2)", "(1,2)", True),
+        ("y=2\\text{ and }x=1", "(x,y)=(1,2)", True),
+        ("k=3, n=10", "(n,k)=(10,3)", True),
+        ("(y,x)=(2,1)", "(x,y)=(1,2)", True),
+        ("(1,2)", "x=1, y=2", True),
+        ("4, 5", "AB=4, CD=5", True),
+        ("3, 2", "x_1=2, x_2=3", True),
+        ("y=4, x=3", "3, 4", True),
+        ("y=1, x=2", "(1,2)", False),
+        ("(y=1, x=2)", "(1,2)", False),
+        ("y=1, x=2", "(x,y)=(1,2)", False),
+        ("(y,x)=(1,2)", "(x,y)=(1,2)", False),
+        ("(a,b)=(1,2)", "(x,y)=(1,2)", False),
+        ("(2,1)", "x=1, y=2", False),
+        ("5, 4", "AB=4, CD=5", False),
+        ("x=1 or y=2", "(1,2)", False),
+        ("x=1, x=2", "(1,2)", False),
+        ("x=1, y=2", "(1,2,3)", False),
+    ],
+)
+@pytest.mark.parametrize("lenient", [False, True])
+def test_named_values_are_compared_by_name(pred, reference, same, lenient):
+    assert decide(read(pred), read(reference), lenient=lenient)[0] is same
 
 
 @pytest.mark.parametrize("written", ["3, 5", "3 and 5", "3\\text{ or }5", "3,\\ 5"])

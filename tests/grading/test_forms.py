@@ -15,7 +15,7 @@ EVALUATED = (
 10^5;3\\times 10^8;1.5\\cdot 10^{-4};2\\sqrt{3};\\frac{\\sqrt{2}}{2};\\frac{1}{\\sqrt{2}};3\\pi
 \\frac{\\pi}{6};1+\\sqrt{2};\\frac{1+\\sqrt5}{2};\\frac12+\\frac{\\sqrt5}{2};3+4i;-i;e^2;1-\\frac1e
 \\sqrt[3]{2};2^{1/3};2(3+\\sqrt5);(1,2);[0,\\sqrt{2});\\{1,2\\};(-\\infty,3]\\cup[5,\\infty)
-x=5;2\\sqrt{3}\\text{ cm}^2
+x=5;2\\sqrt{3}\\text{ cm}^2;x=5,y=2;(x,y)=(5,2);8:34 p.m.;(40)_9
 \\frac{2}{3}\\text{ m};1\\pm\\sqrt{2};\\text{Monday};40_9;\\$5.50;45^\\circ
 """.replace("\n", ";")
     .strip(";")
@@ -50,6 +50,8 @@ def test_numbers_in_a_usual_exact_form_leave_nothing_undone(answer):
         ("\\sqrt{2}\\cdot\\sqrt{3}", {"product"}),
         ("(7\\cdot 8, 3)", {"product"}),
         ("58_9-18_9", {"sum"}),
+        ("\\tan^{-1}(2)", {"angle"}),
+        ("(x,y)=(7\\cdot 8,3)", {"product"}),
     ],
 )
 def test_arithmetic_with_numbers_is_undone(answer, undone):

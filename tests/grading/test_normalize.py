@@ -51,6 +51,10 @@ def test_what_is_no_part_of_an_answer_is_stripped(answer, cleaned):
         ("2\\cdot 3", "2 \\times 3"),
         ("x^{2}", "x^2"),
         ("\\sqrt 2", "\\sqrt{2}"),
+        *((f"\\{name}^{{-1}}(2)", f"\\arc{name}(2)") for name in ("sin", "cos", "tan", "cot")),
+        ("\\tan ^ { -1 } x", "\\arctan x"),
+        ("(1010)_2", "1010_{2}"),
+        ("\\text{2A}_{16}", "2A_{16}"),
     ],
 )
 def test_equal_spellings_become_equal(one, other):

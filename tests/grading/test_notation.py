@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_grading.notation import one_command, plain_signs, without_style
+from bacr_grading.notation import one_command, plain_bases, plain_signs, without_style
 from bacr_grading.parsed_answer import read
 
 
@@ -99,15 +99,15 @@ def test_other_numbers_stay_different(one, other):
 
 @given(st.text(max_size=60))
 def test_any_text_is_rewritten_without_an_error(text):
-    for rewrite in (plain_signs, one_command, without_style):
+    for rewrite in (plain_signs, one_command, without_style, plain_bases):
         assert isinstance(rewrite(text), str)
 
 
 @pytest.mark.parametrize(
-    "piece", ["√(", "\\textbf{", "⅓", "\\color{", "{\\over ", "\\sqrt[", "_{\\text{"]
+    "piece", ["√(", "\\textbf{", "⅓", "\\color{", "{\\over ", "\\sqrt[", "_{\\text{", "(1)_", "(1"]
 )
 def test_a_long_answer_is_rewritten_at_once(piece):
     text = piece * (4000 // len(piece))
     start = time.process_time()
-    without_style(one_command(plain_signs(text)))
+    plain_bases(without_style(one_command(plain_signs(text))))
     assert time.process_time() - start < 1.0

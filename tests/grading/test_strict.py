@@ -79,6 +79,20 @@ _RIGHT = [
     ("\\frac{(2n)!}{(n!)^2}", "\\binom{2n}{n}"),
     ("1", "1 egg|1 slice|1 cup|1 person|1 fl oz"),
     ("6'", "6|\\sqrt{36}=6|6\\text{ feet}"),
+    ("(x,y)=(1,2)", "x=1,y=2|y=2, x=1|(1,2)|(y,x)=(2,1)"),
+    ("x=1, y=2", "(1,2)|(x,y)=(1,2)|y=2\\text{ and }x=1"),
+    ("\\arctan 2", "\\tan^{-1}(2)|\\tan^{-1} 2|\\theta=\\tan^{-1}(2)"),
+    ("\\cot^{-1}(2)", "\\arccot 2"),
+    ("1010_2", "(1010)_2|(1010)_{2}|1010|x=(1010)_2"),
+    ("2A_{16}", "\\text{2A}_{16}|\\mathrm{2A}_{16}|(2a)_{16}"),
+    ("\\text{2A}_{16},\\text{1B}_{16}", "1B_{16}, 2A_{16}|\\text{1B}_{16}\\text{ and }(2A)_{16}"),
+    ("3:05\\text{ p.m.}", "3:05|3:05 PM|15:05|3:05\\text{ pm}"),
+    ("\\frac{1\\pm\\sqrt3}{2}", "x=\\frac{1\\pm\\sqrt{3}}{2}|\\frac12\\pm\\frac{\\sqrt3}{2}"),
+    ("x<1\\text{ or }x>3", "(-\\infty,1)\\cup(3,\\infty)|x\\in(3,\\infty)\\cup(-\\infty,1)"),
+    (
+        "(-\\infty,1]\\cup[3,\\infty)",
+        "x\\le1 or x\\ge3|x \\geq 3 \\text{ or } x \\leq 1|x\\ge3, x\\le1",
+    ),
 ]
 
 

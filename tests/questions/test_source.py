@@ -13,7 +13,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.graders import open_graders
 from bacr_jax.questions.groups import NO_GROUP
 from bacr_jax.questions.loaders import load_questions, open_source
-from bacr_jax.questions.source import BEYOND, Row, Source, check_labeled, question_set
+from bacr_jax.questions.source import BEYOND, NO_GOLD, Row, Source, check_labeled, question_set
 
 DATA = DataConfig(num_groups=1)
 GRADER = resolve(Config()).task.grader
@@ -209,6 +209,23 @@ def test_a_mixture_holds_of_each_set_what_its_weight_allows():
     # Evenly spaced, and the others are accounted for.
     assert [text for text in mixed.questions if text[0] == "b"] == [f"b {8 * i}?" for i in range(5)]
     assert [row.reason for row in mixed.left_out] == [BEYOND] * 35
+
+
+def test_rows_whose_reference_can_not_be_graded_are_left_out(tmp_path):
+    path = tmp_path / "mine.py"
+    answers = ["1", "  ", "\\frac{3}{1", "\\boxed{}", "", "x" * 2001, "\x00", None]
+    rows = [{"question": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
+    path.write_text(f"def questions(split):\n    return {rows!r}\n")
+    questions = load_questions(str(path), DATA, 0, "train")
+    assert questions.answers == ["1"]
+    assert [row.id for row in questions.left_out] == [f"mine-train-{n}" for n in range(1, 8)]
+    assert {row.reason for row in questions.left_out} == {NO_GOLD}
+    # A verifier can read any text.
+    verbatim = dataclasses.replace(DATA, answers="verbatim")
+    assert len(load_questions(str(path), verbatim, 0, "train")) == 5
+    # A file's score needs no reference.
+    path.write_text(path.read_text() + "\ndef score(answer, row):\n    return 1.0\n")
+    assert len(load_questions(str(path), DATA, 0, "train")) == 8
 
 
 def test_a_list_mixes_sets_with_weights(tmp_path):

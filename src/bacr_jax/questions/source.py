@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
+from bacr_grading import parse_reference
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.config.derived import mixture
@@ -136,7 +137,7 @@ def question_set(
     for index, source in enumerate(sources):
         # The prefix keeps ids unique if sources have equal ids.
         prefix = f"{index}-" if is_mixture else ""
-        usable_rows.append(_usable(source, prefix, split, left_out))
+        usable_rows.append(_usable(source, prefix, config, split, left_out))
     # Number of rows for a weight of 1.
     rows_per_weight = min(len(rows) / weight for (weight, _), rows in zip(parts, usable_rows))
     selected_rows = list[tuple[Source, Row]]()
@@ -187,20 +188,21 @@ def _check_same_scoring(sources: Sequence[Source]) -> None:
             )
 
 
-def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) -> list[Row]:
+def _usable(
+    source: Source, prefix: str, config: DataConfig, split: Split, left_out: list[LeftOut]
+) -> list[Row]:
     """Returns the rows that have a question and can be scored.
 
     Args:
       prefix: text to insert before the ids.
       left_out: list to which all other rows are appended, with the reason.
     """
-    needs_answer = source.score in (RULES, EXACT)
     usable = []
     for source_row in source.questions(split):
         row = dataclasses.replace(source_row, id=prefix + source_row.id)
         if not row.question:
             left_out.append(LeftOut(row.id, no_question_reason(row)))
-        elif needs_answer and not row.answer:
+        elif not _is_gradable(row.answer, source.score, config):
             left_out.append(LeftOut(row.id, NO_GOLD))
         else:
             usable.append(row)
@@ -209,6 +211,16 @@ def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) 
             f"{source.name}: none of the questions in this set can be used; use another set"
         )
     return usable
+
+
+def _is_gradable(answer: str | None, score: str, config: DataConfig) -> bool:
+    """True if a source's `score` can grade answers against a reference answer.
+
+    With `data.answers=verbatim`, a verifier reads the reference, which can be any text.
+    """
+    if score == RULES and config.answers == "parsed":
+        return parse_reference(answer) is not None
+    return score not in (RULES, EXACT) or bool(answer and answer.strip())
 
 
 def _id_in_source(name: str, *, is_mixture: bool) -> str:
