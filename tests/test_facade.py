@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,7 +64,8 @@ def test_an_answer_comes_without_tags_and_its_text_with_them(policy, greedy):
 
 def test_one_question_alone_is_answered_as_beside_others(policy, greedy):
     assert policy.generate(QUESTIONS[1], budget=12) == [greedy[4]]
-    assert policy.generate(QUESTIONS[1], budget=np.int64(12)) == [greedy[4]]
+    for budget in (np.int64(12), np.array(12), np.array([12]), jnp.array(12)):
+        assert policy.generate(QUESTIONS[1], budget=budget) == [greedy[4]]
 
 
 @pytest.mark.slow
@@ -91,8 +93,9 @@ def test_probabilities_of_the_next_token_sum_to_one_and_greedy_takes_the_largest
 
 def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(policy):
     (text,) = policy.logprobs("1a2", "12", 4)
-    (ids,) = policy.logprobs("1a2", [text.tokens], 4)
-    assert text == ids and text.texts == ("1", "2")
+    for tokens in (text.tokens, np.array(text.tokens), jnp.array(text.tokens)):
+        assert policy.logprobs("1a2", [tokens], [4]) == [text]
+    assert text.texts == ("1", "2")
     assert text.total == pytest.approx(sum(text.logprobs))
     others = [policy.logprobs("1a2", "12", budget)[0].total for budget in (12, None)]
     assert len({text.total, *others}) == 3
@@ -118,6 +121,23 @@ def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(poli
         ),
         (lambda p: p.generate(["1a2", " "], budget=4), "question 1 is empty"),
         (lambda p: p.generate(["1a2", "1" * 2000], budget=4), "question 1: its prompt has more"),
+        (lambda p: p.generate("1a2", 4, samples=2.5), "samples=2.5: use a whole number"),
+        (lambda p: p.generate("1a2", 4, seed=1.5), "seed=1.5: use a whole number"),
+        (lambda p: p.generate("1a2", 4, temperature="hot"), "temperature='hot': use a number"),
+        (lambda p: p.generate("1a2", 4, temperature=1.0, top_p=[1]), "top_p=[1]: use a number"),
+        (
+            lambda p: p.generate(["1a2", 3], 4),
+            "questions: found 3; pass a text, or a list of texts",
+        ),
+        (lambda p: p.generate(None, 4), "questions: found null; pass a text or a list"),
+        (lambda p: p.logprobs(7, "1", 4), "questions: found 7; pass a text or a list"),
+        (lambda p: p.logprobs("1a2", "1", [4, 12]), "budget: found 2 budgets (4, 12); call"),
+        (lambda p: p.logprobs("1a2", "1", "low,none"), "budget: found 2 budgets (4, none); call"),
+        (lambda p: p.logprobs("1a2", 5, 4), "responses: found 5; pass a text or a list"),
+        (lambda p: p.logprobs("1a2", [5], 4), "response 0: found 5; pass a text, or a list of"),
+        (lambda p: p.logprobs("1a2", [5, 6], 4), "response 0: found 5; pass a text, or a list of"),
+        (lambda p: p.logprobs("1a2", [[5, 6.5]], 4), "response 0: found [5, 6.5]; pass a text, or"),
+        (lambda p: p.logprobs("1a2", [[None]], 4), "response 0: found [None]; pass a text, or a"),
         (lambda p: p.logprobs("1a2", ["1", "2"], 4), "found 1 questions and 2 responses"),
         (lambda p: p.logprobs("1a2", "", 4), "response 0: the response is empty"),
         (lambda p: p.logprobs("1a2", "x y", 4), "response 0: the tokenizer can't encode the text"),

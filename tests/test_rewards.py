@@ -112,6 +112,16 @@ class TestDenseReward:
             [[0.0, 1.3, -0.3, 1.3], [1.3, 1.0, 0.35, 0.5]], rtol=1e-6,
         )  # fmt: skip
 
+    @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int32, np.float32])
+    @pytest.mark.parametrize("array", [np.array, jnp.array])
+    def test_a_lost_answer_counts_as_negative_in_every_type_of_number(self, array, dtype):
+        r = array([[1, 0, 1, 1]], dtype)
+        np.testing.assert_array_equal(rewards.progress(r), [[1, -1, 1, 0]])
+        want = [[1.3, -0.3, 1.3, 1.0]]
+        np.testing.assert_allclose(rewards.dense_reward(r, coefficient=0.3), want, rtol=1e-6)
+        jitted = jax.jit(rewards.dense_reward)(r, coefficient=0.3)
+        np.testing.assert_allclose(jitted, want, rtol=1e-6)
+
     def test_eq9_does_not_tell_early_improvement_from_flip_flopping(self):
         r = jnp.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
         dense = rewards.dense_reward(r, coefficient=0.3)

@@ -10,13 +10,17 @@ The functions here set defaults and delegate to public functions of other module
         print(answer.budget, answer.thinking, answer.answer)
 """
 
+import contextlib
+import operator
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import silence_orbax
 from bacr_jax.config.derived import NONE
 from bacr_jax.config.io import Overrides, override_texts
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
 from bacr_jax.files import expand_home
@@ -77,6 +81,8 @@ class Policy:
         Raises:
           UserError: if an argument is invalid.
         """
+        samples = _whole("samples", samples)
+        seed = _whole("seed", seed)
         if samples < 1:
             raise UserError(f"samples={samples} is too small; use 1 or more samples per question")
         default_temperature = 0.0
@@ -88,6 +94,8 @@ class Policy:
             temperature = default_temperature
         if top_p is None:
             top_p = default_top_p
+        temperature = _number("temperature", temperature)
+        top_p = _number("top_p", top_p)
         budgets = self._budgets(budget)
         AskOptions(budgets, temperature, top_p, seed).check("")
         if samples > 1 and temperature == 0:
@@ -96,7 +104,7 @@ class Policy:
                 "temperature=1.0, or samples=1"
             )
         return self._session.ask(
-            [questions] if isinstance(questions, str) else list(questions),
+            _texts("questions", questions),
             budgets,
             samples=samples,
             temperature=temperature,
@@ -125,19 +133,58 @@ class Policy:
         Raises:
           UserError: if an argument is invalid.
         """
-        (budget_number,) = self._budgets(budget)
+        budgets = self._budgets(budget)
+        if len(budgets) != 1:
+            names = ", ".join(NONE if number is None else str(number) for number in budgets)
+            raise UserError(
+                f"budget: found {len(budgets)} budgets ({names}); call logprobs once per budget"
+            )
         return self._session.score(
-            [questions] if isinstance(questions, str) else list(questions),
-            [responses] if isinstance(responses, str) else list(responses),
-            budget_number,
+            _texts("questions", questions), _items("responses", responses), budgets[0]
         )
 
     def _budgets(self, budget: Budget | Sequence[Budget]) -> tuple[int | None, ...]:
         """Returns the budgets as numbers of tokens, with None for no budget."""
-        if isinstance(budget, str) or not isinstance(budget, Iterable):
-            budget = [budget]
-        words = [NONE if item is None else str(item) for item in budget]
+        # A scalar array is an Iterable that can't be iterated.
+        is_single = isinstance(budget, str) or getattr(budget, "shape", None) == ()
+        items: Iterable[Any] = [budget]
+        if isinstance(budget, Iterable) and not is_single:
+            items = budget
+        words = [NONE if item is None else str(item) for item in items]
         return budgets_of(self._session, ",".join(words), "budget")
+
+
+def _items(name: str, argument: Any) -> list[Any]:
+    """Returns the items of an argument that is a string or a sequence."""
+    if isinstance(argument, str):
+        return [argument]
+    if not isinstance(argument, Iterable):
+        raise UserError(f"{name}: found {shown(argument)}; pass a text or a list")
+    return list(argument)
+
+
+def _texts(name: str, argument: Any) -> list[str]:
+    """Returns the items of an argument that is a string or a sequence of strings."""
+    items = _items(name, argument)
+    for item in items:
+        if not isinstance(item, str):
+            raise UserError(f"{name}: found {shown(item)}; pass a text, or a list of texts")
+    return items
+
+
+def _whole(name: str, argument: Any) -> int:
+    """Returns an argument that is a whole number as a Python integer."""
+    with contextlib.suppress(TypeError):
+        return operator.index(argument)
+    raise UserError(f"{name}={shown(argument)}: use a whole number")
+
+
+def _number(name: str, argument: Any) -> float:
+    """Returns an argument that is a number as a Python float."""
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(argument, str):
+            return float(argument)
+    raise UserError(f"{name}={shown(argument)}: use a number")
 
 
 def load(folder: str | Path, *, step: int | str | None = None, overrides: Overrides = ()) -> Policy:

@@ -22,7 +22,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from bacr_jax.static_arguments import static_arguments
 from bacr_jax.types import Scalar
@@ -225,7 +225,14 @@ def cut_weights(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Floa
     return jnp.asarray(cut_shares(kind, num_cuts), jnp.float32)
 
 
-def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
+def _signed(r: Numbers) -> Numbers:
+    """Converts booleans and unsigned integers to float32, because they can't be negative."""
+    return r.astype(np.float32) if r.dtype.kind in "bu" else r
+
+
+def progress(
+    r: Num[Numbers, "*batch M"] | Bool[Numbers, "*batch M"],
+) -> Num[Numbers, "*batch M"]:
     """Computes the change of the outcome since the previous truncation point (paper Eq. 8).
 
         delta_j = r_j - r_{j-1},  with r_0 = 0
@@ -237,13 +244,14 @@ def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
       Progress delta_j in [-1, 1]. It is negative if more thinking turned a correct answer
       into a wrong one.
     """
+    r = _signed(r)
     xp = _namespace(r)
     before_first = xp.zeros_like(r[..., :1])
     return xp.diff(r, axis=-1, prepend=before_first)
 
 
 def dense_reward(
-    r: Float[Numbers, "*batch M"], *, coefficient: Scalar
+    r: Num[Numbers, "*batch M"] | Bool[Numbers, "*batch M"], *, coefficient: Scalar
 ) -> Float[Numbers, "*batch M"]:
     """Computes the reward of each truncation point (cut): outcome plus progress (paper Eq. 7).
 
@@ -259,6 +267,7 @@ def dense_reward(
       r: outcome of each cut: correctness of the answer, in [0, 1].
       coefficient: weight lambda of the progress.
     """
+    r = _signed(r)
     return r + coefficient * progress(r)
 
 

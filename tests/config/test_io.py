@@ -329,8 +329,10 @@ def test_overrides_are_texts_or_a_dict():
         "train.steps": np.int64(3),
         "optimizer.learning_rate": 1e-5,
         "budget.levels": {"low": 4, "high": 8},
-        "eval": {"budgets": [8, 16], "slots": None},
-        "reproducible": True,
+        "eval": {"budgets": [8, np.int64(16)], "slots": None},
+        "data.eval": (Path("a: b"), np.str_("no")),
+        "reward.weights": {"correct": np.float32(0.5), Path("r.py:brief"): np.array(1)},
+        "reproducible": np.True_,
     }
     texts = [
         "method=grpo",
@@ -340,6 +342,8 @@ def test_overrides_are_texts_or_a_dict():
         "budget.levels={low: 4, high: 8}",
         "eval.budgets=[8, 16]",
         "eval.slots=null",
+        'data.eval=["a: b", "no"]',
+        "reward.weights={correct: 0.5, r.py:brief: 1}",
         "reproducible=true",
     ]
     config = config_io.override(Config(), values)
@@ -347,6 +351,12 @@ def test_overrides_are_texts_or_a_dict():
     assert config_io.override(Config(), "seed=3").seed == 3
     # A text that looks like a number stays a text.
     assert config_io.override(Config(), {"method": "1e3"}).method == "1e3"
+
+
+def test_a_mapping_of_a_config_keeps_its_order_as_an_override():
+    levels = config_io.override(Config(), ["budget.levels={low: 4, high: 8}"]).budget.levels
+    (text,) = config_io.override_texts({"budget.levels": levels})
+    assert text == "budget.levels={low: 4, high: 8}"
 
 
 @pytest.mark.parametrize(
@@ -357,6 +367,10 @@ def test_overrides_are_texts_or_a_dict():
         (
             {"train.steps": object()},
             "overrides: the value of train.steps has the type object; use a number",
+        ),
+        (
+            {"eval": {"budgets": [8, object()]}},
+            "overrides: the value of eval contains an item of the type object; use a number",
         ),
     ],
 )

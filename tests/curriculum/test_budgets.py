@@ -106,6 +106,26 @@ class TestBudgets:
         in_order = np.sort(budgets, axis=1)
         np.testing.assert_array_equal(in_order, np.tile([3, 3, 5, 5, 100, 100], (50, 1)))
 
+    @pytest.mark.parametrize("array", [jnp.array, np.array, list])
+    @pytest.mark.parametrize("jit", [jax.jit, lambda function: function])
+    def test_arrays_of_any_kind_give_the_same_budgets_of_jax(self, array, jit):
+        choices = array([8, 16, 32])
+        mu = array([8.0, 24.0])
+        group = array([0, 1])
+        limits = {"sigma": 4.0, "b_min": 4, "b_max": 32, "num_rollouts": 3}
+
+        def sample(choices, mu, group):
+            key = jax.random.key(0)
+            chosen = jit(lambda key: curriculum.choice_budgets(key, choices, shape=(2, 3)))(key)
+            sampled = jit(lambda key: curriculum.sample_budgets(key, mu, group, **limits))(key)
+            return chosen, sampled
+
+        found = sample(choices, mu, group)
+        want = sample(jnp.array(choices), jnp.array(mu), jnp.array(group))
+        for budgets, expected in zip(found, want):
+            assert isinstance(budgets, jax.Array) and budgets.dtype == jnp.int32
+            np.testing.assert_array_equal(budgets, expected)
+
     def test_fixed_budgets(self):
         np.testing.assert_array_equal(curriculum.fixed_budgets(7, shape=(2, 3)), np.full((2, 3), 7))
 

@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bacr_jax
 from bacr_jax.config.settings import resolve
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.errors import UserError
+from bacr_jax.files import read_lines
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.events import StepDone
 from methods_world import Odd, load, run_of
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -105,6 +108,78 @@ def test_a_file_can_replace_a_section_before_a_built_in_method_reads_it(tmp_path
     state = init_curriculum(4, mu0=8.0)
     budgets = method.sample_budgets(jax.random.key(0), state, jnp.arange(64) % 4)
     assert set(np.asarray(budgets).flat) == {9, 11}
+
+
+RUNNING_MEAN = """
+import dataclasses
+import numpy as np
+from bacr_jax.methods import grpo
+
+
+def make(config):
+    def update(state, batch, rewards, values):
+        mean = state["mean"] + {step_size} * (rewards.mean() + 0.25 - state["mean"])
+        return {{"mean": mean, "steps": state["steps"] + 1}}
+
+    return dataclasses.replace(
+        grpo.make(config),
+        name="Own",
+        init_state=lambda num_questions: {start},
+        update=update,
+        metrics=lambda state, batch: {{f"own/{{name}}": x for name, x in state.items()}},
+    )
+"""
+
+
+class Stopped(Exception):
+    """Stops a run from a callback."""
+
+
+def stop_after_a_step(event):
+    if isinstance(event, StepDone):
+        raise Stopped
+
+
+def load_own(folder, own):
+    folder.mkdir(exist_ok=True)
+    keys = ("train.steps=2", "conditioning.budget_input=none", "eval.every=null")
+    return load(folder, None, f"method={own}", *keys, "output.report=false")
+
+
+def test_a_run_starts_with_arrays_in_place_of_the_numbers_of_a_state(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(RUNNING_MEAN.format(step_size=0.5, start="{'mean': 0.0, 'steps': np.int64(0)}"))
+    tokenizer = ledger.ledger_tokenizer()
+    _, state = run_of(load_own(tmp_path, own), (tokenizer, len(tokenizer)))
+    types = {name: (type(x), x.dtype) for name, x in state.method_state.items()}
+    array = type(jnp.zeros(()))
+    assert types == {"mean": (array, jnp.float32), "steps": (array, jnp.int32)}
+    own.write_text(RUNNING_MEAN.format(step_size=0.5, start="{'mean': 'zero'}"))
+    with pytest.raises(UserError, match=f"^method={own}: state.'mean'. is 'zero', which can't be"):
+        run_of(load_own(tmp_path, own), (tokenizer, len(tokenizer)))
+
+
+@pytest.mark.slow
+def test_a_stopped_run_resumes_with_its_numbers_unless_the_file_was_changed(tmp_path):
+    own = tmp_path / "own.py"
+    text = RUNNING_MEAN.format(step_size=0.5, start="{'mean': 0.0, 'steps': 0}")
+    own.write_text(text)
+    uninterrupted = load_own(tmp_path / "uninterrupted", own)
+    bacr_jax.train(uninterrupted)
+    stopped = load_own(tmp_path / "stopped", own)
+    with pytest.raises(Stopped):
+        bacr_jax.train(stopped, callbacks=[stop_after_a_step])
+    # Refused by the file and not by the state, which is restored later.
+    own.write_text(RUNNING_MEAN.format(step_size=0.125, start="{'mean': 0.0}"))
+    with pytest.raises(UserError, match=f"^method={own}: the code of the method was changed after"):
+        bacr_jax.train(stopped)
+    own.write_text(text)
+    assert bacr_jax.train(stopped).step == 2
+    means = []
+    for config in (uninterrupted, stopped):
+        records = read_lines(Path(config.output.dir) / "metrics.jsonl")
+        means.append([(record["own/mean"], record["own/steps"]) for record in records])
+    assert means[0] == means[1] and len(means[0]) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from types import ModuleType
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +14,14 @@ from bacr_jax.config import Config
 from bacr_jax.config.checks import check
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.errors import UserError
-from bacr_jax.methods import Advantages
+from bacr_jax.methods import Advantages, grpo
 from bacr_jax.methods.registry import (
     built_in_methods,
     declares_budget,
     load_method,
     overlong_filtered,
     problems,
+    source_digest,
 )
 from config_world import changed, values_by_key, with_value
 from methods_world import PRESETS, group_batch, load
@@ -129,6 +131,50 @@ def test_a_setting_that_makes_no_sense_is_refused_in_one_line(sections, fragment
         check(changed(**sections), also=problems)
     line = str(excinfo.value)
     assert fragment in line and line.isprintable()
+
+
+@pytest.mark.parametrize("base", ["hapo", "s_grpo", "length", "selfbudgeter"])
+def test_an_own_method_that_needs_verdicts_refuses_weights_as_the_built_in_ones_do(tmp_path, base):
+    reward = tmp_path / "r.py"
+    reward.write_text("def brief(question, response, gold):\n    return 1.0\n")
+    own = tmp_path / "own.py"
+    own.write_text(
+        f"import dataclasses\nfrom bacr_jax.methods import {base}\n"
+        f"def make(config):\n    return dataclasses.replace({base}.make(config), name='Own')\n"
+    )
+    keys = (f"method={own}", "budget.min=8", "conditioning.budget_input=none")
+    load_method(resolve(load(tmp_path, None, *keys)).method)
+    config = load(tmp_path, None, *keys, f"reward.weights={{correct: 1, {reward}:brief: 1}}")
+    with pytest.raises(UserError, match=r"^reward.weights: method=.*own.py needs to know whether"):
+        load_method(resolve(config).method)
+
+
+METHOD = "from bacr_jax.methods import grpo\nmake = grpo.make\n"
+
+
+def test_the_digest_of_an_own_method_is_of_the_code_that_was_imported(tmp_path, monkeypatch):
+    file = tmp_path / "own_digest_method.py"
+    file.write_text(METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = (str(file), file.stem)
+    first = {}
+    for name in names:
+        load_method(MethodSettings(method=name))
+        first[name] = source_digest(name)
+    assert first[names[0]] == first[names[1]] is not None
+    file.write_text(METHOD + "# changed\n")
+    assert source_digest(names[0]) == first[names[0]]
+    load_method(MethodSettings(method=names[0]))
+    assert source_digest(names[0]) not in (None, first[names[0]])
+
+
+def test_a_method_without_a_file_of_the_user_has_no_digest(monkeypatch):
+    module = ModuleType("own_method_of_a_notebook")
+    module.make = grpo.make
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in (module.__name__, "grpo", "bacr"):
+        load_method(resolve(changed(method=name)).method)
+        assert source_digest(name) is None
 
 
 @pytest.mark.parametrize("sections", [{}, {"rollout": {"group_size": 1}}, {"method": "json.tool"}])

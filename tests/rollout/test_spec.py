@@ -1,6 +1,8 @@
 """What is static about a rollout, which programs rollouts share, and rows that are refused."""
 
 import dataclasses
+import inspect
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,13 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
+from bacr_jax.rollout import RolloutRequest, SamplingSetup, sampling_params
+from bacr_jax.rollout.rows import _check_shapes
 from bacr_jax.types import NO_BUDGET
 from rollout_world import VOCAB, make_prompts, make_rules, no_cuts
+
+# Without the runtime type checks that tests run with, whose annotations would refuse first.
+unchecked = inspect.unwrap
 
 
 def test_rollouts_of_other_sizes_share_the_programs_of_a_step(world):
@@ -78,6 +85,24 @@ def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line)
     with pytest.raises(UserError, match=line) as refusal:
         roll(world, **changes)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"cuts": [1, 2, 3]}, r"cuts has the shape \(3,\); pass an array with .* \[trace, cut\]"),
+        ({"cuts": 4}, r"cuts has the shape \(\); "),
+        ({"limits": [[4], [5], [6]]}, r"limits has the shape \(3, 1\); .* the axes \[trace\]"),
+        ({"streams": 0}, r"streams has the shape \(\); "),
+    ],
+)
+def test_an_array_with_another_number_of_axes_is_refused(world, changes, line):
+    ones = np.ones(3, int)
+    request = RolloutRequest(ones, no_cuts(3)).complete(world.spec())
+    rows = SimpleNamespace(**{**vars(request), **changes})
+    setup = SamplingSetup(world.spec(), make_rules(), sampling_params(1.0))
+    with pytest.raises(UserError, match=f"^rollout: {line}"):
+        unchecked(_check_shapes)(make_prompts([2, 3, 1], 5), rows, setup)
 
 
 def test_a_rollout_without_rows_is_refused(world):

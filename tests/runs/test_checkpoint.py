@@ -362,6 +362,61 @@ def test_another_model_is_refused(tmp_path):
         checkpoints.restore(like)
 
 
+def test_a_method_with_another_state_is_refused(tmp_path):
+    checkpoints = filled(tmp_path, [4])
+    with pytest.raises(UserError, match=r"or for a method with another state .*from the start"):
+        checkpoints.restore(state(0) | {"method_state": {"mean": jnp.zeros(())}})
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        0.5,
+        3,
+        True,
+        np.float32(0.1),
+        np.float64(0.1),
+        np.int64(7),
+        np.arange(3.0),
+        jnp.asarray(0.5),
+        jnp.zeros(2, jnp.bfloat16),
+        jax.random.key(1),
+        {"mean": 0.1, "counts": (2, np.bool_(False)), "none": None, "empty": {}},
+    ],
+    ids=repr,
+)
+def test_numbers_become_arrays_that_are_restored_as_they_were_saved(tmp_path, numbers):
+    start = {"method_state": checkpoint.arrays_of(numbers, "method=own.py")}
+    later = jax.jit(lambda tree: tree)(start)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, later, {})
+    _, found, _ = checkpoints.restore(restore_target(start))
+    checkpoints.close()
+    assert jax.tree.structure(found) == jax.tree.structure(start)
+    for leaf, restored in zip(jax.tree.leaves(start), jax.tree.leaves(found)):
+        # With other types, the resumed run would compile other programs.
+        assert jax.typeof(leaf) == jax.typeof(restored)
+        assert not jax.typeof(leaf).weak_type
+        assert (leaf == restored).all()
+
+
+@pytest.mark.parametrize(
+    ("leaf", "says"),
+    [
+        ("mean", r"\['a'\]\[1\] is 'mean', which can't be converted to an array; use only"),
+        (object(), r"\['a'\]\[1\] is <object object at .*, which can't be converted"),
+        (2**40, r"\['a'\]\[1\] is 1099511627776, which can't be converted"),
+        (
+            np.zeros((0, 2)),
+            r"\['a'\]\[1\] is an array of the shape \(0, 2\), which has no elements",
+        ),
+    ],
+)
+def test_what_no_checkpoint_can_restore_is_refused(leaf, says):
+    with pytest.raises(UserError, match=f"^method=own.py: state{says}"):
+        checkpoint.arrays_of({"a": [0.5, leaf]}, "method=own.py")
+
+
 FULL = """
 import resource, sys
 from pathlib import Path

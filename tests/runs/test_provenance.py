@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, DataConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.io import flatten
 from bacr_jax.errors import UserError
@@ -18,6 +18,7 @@ from bacr_jax.runs.provenance import (
     VERSIONED,
     check_same_prompts,
     check_same_questions,
+    data_fingerprint,
     differences,
     provenance,
 )
@@ -59,9 +60,16 @@ def test_data_are_known_by_ids_questions_answers_and_groups(field, value):
     assert print_of(dataclasses.replace(QUESTIONS, name="theirs")) == print_of(QUESTIONS)
 
 
+def made_with_sets(train, *evaluated, folder=""):
+    """Returns the provenance of a run whose `data.eval` has one table for each evaluation set."""
+    entries = tuple(f"jsonl:{folder}{index}.jsonl" for index in range(len(evaluated)))
+    config = dataclasses.replace(Config(), data=DataConfig(eval=entries))
+    return made_from(config, train, None, evaluated)
+
+
 def test_other_questions_are_refused():
     others = dataclasses.replace(QUESTIONS, answers=["2", "5"])
-    made = lambda train, *evaluated: made_from(Config(), train, None, evaluated)
+    made = lambda train, *evaluated: made_with_sets(train, *evaluated)
     check = lambda then, now: check_same_questions(then, now, "ledger", Path("run"))
     check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, QUESTIONS))
     with pytest.raises(UserError, match="data.train=ledger: the questions differ from"):
@@ -73,6 +81,60 @@ def test_other_questions_are_refused():
             "of the run in ",
         ):
             check(made(QUESTIONS, QUESTIONS), made(QUESTIONS, *now))
+
+
+FIRST = QUESTIONS
+SECOND = dataclasses.replace(QUESTIONS, answers=["2", "5"])
+OTHER = dataclasses.replace(QUESTIONS, answers=["3", "5"])
+
+
+def check_sets(then, now):
+    check_same_questions(then, now, "ledger", Path("runs/a"))
+
+
+def test_each_of_several_sets_with_equal_names_is_compared():
+    then = made_with_sets(QUESTIONS, FIRST, SECOND)
+    assert list(then["evaluated_fingerprints"]) == ["jsonl:0.jsonl", "jsonl:1.jsonl"]
+    check_sets(then, made_with_sets(QUESTIONS, FIRST, SECOND))
+    for now in ((OTHER, SECOND), (SECOND, SECOND), (SECOND, FIRST)):
+        with pytest.raises(UserError, match="the questions of jsonl:0.jsonl have changed"):
+            check_sets(then, made_with_sets(QUESTIONS, *now))
+    with pytest.raises(UserError, match="the questions of jsonl:1.jsonl have changed"):
+        check_sets(then, made_with_sets(QUESTIONS, FIRST, OTHER))
+    # Only sets with equal names are known by their entries.
+    named = dataclasses.replace(OTHER, name="theirs")
+    mixed = made_with_sets(QUESTIONS, FIRST, SECOND, named)["evaluated_fingerprints"]
+    assert list(mixed) == ["jsonl:0.jsonl", "jsonl:1.jsonl", "theirs"]
+
+
+def test_moved_files_with_the_same_questions_are_accepted():
+    then = made_with_sets(QUESTIONS, FIRST, SECOND)
+    check_sets(then, made_with_sets(QUESTIONS, FIRST, SECOND, folder="moved/"))
+    with pytest.raises(UserError, match="the questions of jsonl:0.jsonl have changed"):
+        check_sets(then, made_with_sets(QUESTIONS, OTHER, SECOND, folder="moved/"))
+
+
+def test_an_older_checkpoint_has_only_the_last_of_several_sets_with_equal_names():
+    now = made_with_sets(QUESTIONS, FIRST, SECOND)
+    then = now | {"evaluated_fingerprints": {"ours": data_fingerprint(SECOND)}}
+    check_sets(then, now)
+    with pytest.raises(UserError, match="the questions of ours have changed"):
+        check_sets(then, made_with_sets(QUESTIONS, FIRST, OTHER))
+
+
+def test_a_changed_file_of_a_method_is_refused_and_another_file_is_not():
+    made = lambda **files: made_from(Config(), QUESTIONS, None) | {"method_fingerprints": files}
+    check_sets(made(**{"method=own.py": "11"}), made(**{"method=own.py": "11"}))
+    check_sets(made(**{"method=own.py": "11"}), made(**{"method=other.py": "22"}))
+    with pytest.raises(
+        UserError, match="^method=own.py: the code of the method was changed after the run in"
+    ) as said:
+        check_sets(made(**{"method=own.py": "11"}), made(**{"method=own.py": "22"}))
+    assert str(said.value).endswith("another name and pass --allow-change method")
+    # An older checkpoint contains no digest of a method.
+    old = made()
+    del old["method_fingerprints"]
+    check_sets(old, made(**{"method=own.py": "11"}))
 
 
 def test_another_content_of_a_file_that_grades_is_refused_and_another_file_is_not():

@@ -136,19 +136,31 @@ def override_texts(overrides: Overrides) -> list[str]:
         return list(overrides)
     texts = []
     for name, value in overrides.items():
-        if isinstance(value, Path):
-            value = str(value)
-        # Convert a scalar array of NumPy or JAX to a Python number.
-        if getattr(value, "shape", None) == ():
-            value = value.item()
         try:
-            texts.append(f"{name}={value_text(value)}")
-        except yaml.representer.RepresenterError:
+            texts.append(f"{name}={value_text(_plain_value(value))}")
+        except yaml.representer.RepresenterError as error:
+            *_, unknown = error.args
+            contains = "has" if unknown is value else "contains an item of"
             raise UserError(
-                f"overrides: the value of {name} has the type {type(value).__name__}; use a "
-                "number, a string, a list, a dict, True, False or None"
+                f"overrides: the value of {name} {contains} the type {type(unknown).__name__}; use "
+                "a number, a string, a list, a dict, True, False or None"
             ) from None
     return texts
+
+
+def _plain_value(value: Any) -> Any:
+    """Converts paths to strings, and scalars of NumPy or JAX to Python values, also in lists."""
+    if isinstance(value, Mapping):
+        items = {_plain_value(name): _plain_value(item) for name, item in value.items()}
+        # `value_text` sorts the names of a dict, but keeps the order of a config's mapping.
+        return FrozenMap(items) if isinstance(value, FrozenMap) else items
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    return value
 
 
 def load(

@@ -6,6 +6,7 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bacr_jax.curriculum.truncnorm import truncnorm_ppf
@@ -45,8 +46,8 @@ def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
 @static_arguments("num_rollouts", "assign")
 def sample_budgets(
     key: PRNGKeyArray,
-    mu: Float[Array, "K"],
-    group: Int[Array, "Q"],
+    mu: Float[Array | np.ndarray, "K"] | Sequence[float],
+    group: Int[Array | np.ndarray, "Q"] | Sequence[int],
     *,
     sigma: Scalar,
     b_min: Scalar,
@@ -77,6 +78,8 @@ def sample_budgets(
     Raises:
       ValueError: If `assign` is unknown.
     """
+    mu = jnp.asarray(mu)
+    group = jnp.asarray(group)
     chex.assert_rank([mu, group], 1)
     num_questions = group.shape[0]
     u = _uniforms(key, (num_questions, num_rollouts), assign)
@@ -120,7 +123,7 @@ def uniform_budgets(
 @static_arguments("shape", "assign")
 def choice_budgets(
     key: PRNGKeyArray,
-    choices: Int[Array, "n"],
+    choices: Int[Array | np.ndarray, "n"] | Sequence[int],
     *,
     shape: tuple[int, int],
     assign: Assignment = "independent",
@@ -142,6 +145,7 @@ def choice_budgets(
     Raises:
       ValueError: If `assign` is unknown.
     """
+    choices = jnp.asarray(choices)
     chex.assert_rank(choices, 1)
     num_choices = choices.shape[0]
     index = jnp.floor(_uniforms(key, shape, assign) * num_choices).astype(jnp.int32)

@@ -6,6 +6,7 @@
 import collections
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from jaxtyping import Int
 
 from bacr_jax.config.derived import cap
 from bacr_jax.config.settings import resolve
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import (
     Decoder,
@@ -336,15 +338,16 @@ class Session:
           budget: thinking budget of all prompts, or None for no budget.
 
         Raises:
-          UserError: if a response is empty, is too long, or contains ids outside the vocabulary.
+          UserError: if a response is neither a text nor a sequence of token ids, is empty, is too
+            long, or contains ids outside the vocabulary.
         """
+        responses_ids = [self._response_ids(row, text) for row, text in enumerate(responses)]
         if len(questions) != len(responses):
             raise UserError(
                 f"logprobs: found {len(questions)} questions and {len(responses)} responses; pass "
                 "one response per question"
             )
         prompts = self.prompts(questions, [budget])
-        responses_ids = [self._response_ids(row, text) for row, text in enumerate(responses)]
         starts = np.asarray(prompts.lengths)
         ends = starts + np.array([len(ids) for ids in responses_ids], np.int32)
         spec, params = self._scoring
@@ -406,7 +409,12 @@ class Session:
                     "another text, or pass token ids"
                 ) from None
         else:
-            ids = [int(token) for token in response]
+            try:
+                ids = [operator.index(token) for token in response]
+            except TypeError:
+                raise UserError(
+                    f"response {row}: found {shown(response)}; pass a text, or a list of token ids"
+                ) from None
         if not ids:
             raise UserError(
                 f"response {row}: the response is empty; pass at least one token, as a text or as "

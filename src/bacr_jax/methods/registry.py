@@ -6,10 +6,13 @@ Training runs and the command line call this module.
 
 import dataclasses
 import difflib
+import functools
+import hashlib
 import importlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bacr_jax.config.settings import MethodSettings
@@ -25,6 +28,9 @@ _NO_METHODS = (
     *("__init__", "bacr_settings", "budget_prior", "grpo_family", "method", "published"),
     *("registry", "reward_terms"),
 )
+# Digests of the source files of user-defined methods when they were last imported, keyed by the
+# value of `method`. None for a module without a file.
+_source_digests: dict[str, str | None] = {}
 
 
 def built_in_methods() -> list[str]:
@@ -47,6 +53,7 @@ def load_method(config: MethodSettings) -> Method:
         *redefinitions(config, method.published),
         *_stage_problems(config, method),
         *_teacher_problems(config, method),
+        *_verdict_problems(config, method),
     ):
         raise UserError(problem)
     if method.conditioned and not method.truncates_at_budget:
@@ -153,12 +160,7 @@ def problems(config: MethodSettings) -> Iterator[str]:
     yield from redefinitions(config, method.published)
     yield from _stage_problems(config, method)
     yield from _teacher_problems(config, method)
-    if method.pays_by_verdicts and config.reward_shares:
-        yield (
-            f"reward.weights: method={config.method} needs to know whether an answer is right, "
-            "which a weighted sum of rewards does not show; set reward.weights={}, or use "
-            "another method such as grpo"
-        )
+    yield from _verdict_problems(config, method)
 
 
 def _ahead_problems(config: MethodSettings, method: Method) -> Iterator[str]:
@@ -198,6 +200,16 @@ def _teacher_problems(config: MethodSettings, method: Method) -> Iterator[str]:
             f"budget embedding (conditioning.budget_input={budget_input}, "
             f"method={config.method}); set distill.teacher=FOLDER, or "
             "conditioning.budget_input=embedding with method=bacr"
+        )
+
+
+def _verdict_problems(config: MethodSettings, method: Method) -> Iterator[str]:
+    """Yields an error message if a method that depends on correctness gets a sum of rewards."""
+    if method.pays_by_verdicts and config.reward_shares:
+        yield (
+            f"reward.weights: method={config.method} needs to know whether an answer is right, "
+            "which a weighted sum of rewards does not show; set reward.weights={}, or use "
+            "another method such as grpo"
         )
 
 
@@ -279,11 +291,34 @@ def _module(name: str) -> Any:
     module_path = f"bacr_jax.methods.{name}" if name in built_in_methods() else name
     try:
         if name.endswith(".py"):
-            return module_of_file("method", name)
-        return guarded("method", name, "the import", lambda: importlib.import_module(module_path))
+            module = module_of_file("method", name)
+        else:
+            importing = functools.partial(importlib.import_module, module_path)
+            module = guarded("method", name, "the import", importing)
     except (ImportError, SyntaxError) as error:
         raise UserError(
             f"method: {name!r} can't be imported ({error}); use one of "
             f"{', '.join(built_in_methods())}, or the path of a Python file with a function "
             "make(config)"
         ) from None
+    if name not in built_in_methods():
+        _source_digests[name] = _digest_of_file(module)
+    return module
+
+
+def _digest_of_file(module: ModuleType) -> str | None:
+    """Returns the digest of a module's source file, or None for a module without a file."""
+    file = Path(getattr(module, "__file__", None) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else None
+
+
+def source_digest(name: str) -> str | None:
+    """Returns the digest of a user-defined method's file at the time of its last import.
+
+    The file is not read again, because it may have been edited after the import. Returns None for
+    a built-in method, a module without a file, and a method that has not been imported.
+
+    Args:
+      name: value of `method`.
+    """
+    return _source_digests.get(name)

@@ -170,8 +170,8 @@ def check_request(
 def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup) -> None:
     """Raises UserError if the arrays of a request do not have an entry for each trace (row).
 
-    Also raises UserError if the numbers of token ids of rules and model differ, or if
-    `max_parallel_cuts` is combined with several answers per cut.
+    Also raises UserError if an array has another number of axes, if the numbers of token ids of
+    rules and model differ, or if `max_parallel_cuts` is combined with several answers per cut.
     """
     spec = setup.spec
     num_ids = setup.rules.allowed_tokens.shape[0]
@@ -181,6 +181,11 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup)
             f"model has {spec.config.vocab_size} rows; build the rules with the vocab_size of the "
             "model and a tokenizer that is not larger"
         )
+    _check_axes("prompts.tokens", prompts.tokens, "trace", "token")
+    _check_axes("prompts.lengths", prompts.lengths, "trace")
+    for name, column in vars(rows).items():
+        axes = ("trace", "cut") if name == "cuts" else ("trace",)
+        _check_axes(name, column, *axes)
     num_prompts = len(prompts.tokens)
     num_lengths = len(prompts.lengths)
     counts = {num_prompts, num_lengths}
@@ -198,6 +203,15 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, setup: SamplingSetup)
         raise UserError(
             f"rollout: max_parallel_cuts={spec.max_parallel_cuts} can't be used with "
             f"{spec.answers} answers at each cut; set max_parallel_cuts=None, or answers=1"
+        )
+
+
+def _check_axes(name: str, array: Any, *axes: str) -> None:
+    """Raises UserError if an array does not have the given axes."""
+    if np.ndim(array) != len(axes):
+        raise UserError(
+            f"rollout: {name} has the shape {np.shape(array)}; pass an array with the axes "
+            f"[{', '.join(axes)}]"
         )
 
 

@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bacr_jax import files
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel import processes
 from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
@@ -67,6 +68,40 @@ def restore_target(state: Any) -> Any:
     freed before the checkpoint is restored.
     """
     return jax.tree.map(_target_of, state)
+
+
+def arrays_of(state: Any, where: str) -> Any:
+    """Converts the numbers in a state to JAX arrays, which a checkpoint restores unchanged.
+
+    Args:
+      state: tree of numbers and arrays.
+      where: place of the state, for error messages.
+
+    Raises:
+      UserError: if a leaf is neither a number nor an array of numbers, or is an array without
+        elements.
+    """
+
+    def array_of(path: Any, leaf: Any) -> jax.Array:
+        # A restored array has no weak type, so a weak type would change the results of a resumed
+        # run.
+        if not isinstance(leaf, jax.Array) or jax.typeof(leaf).weak_type:
+            try:
+                array = jnp.asarray(leaf)
+                leaf = jnp.asarray(array, array.dtype)
+            except (TypeError, ValueError, OverflowError):
+                raise UserError(
+                    f"{where}: state{jax.tree_util.keystr(path)} is {shown(leaf)}, which can't be "
+                    "converted to an array; use only numbers of at most 32 bits and arrays of them"
+                ) from None
+        if not leaf.size:
+            raise UserError(
+                f"{where}: state{jax.tree_util.keystr(path)} is an array of the shape "
+                f"{leaf.shape}, which has no elements, so a checkpoint can't store it; leave it out"
+            )
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(array_of, state)
 
 
 def _disk_error(error: BaseException | None) -> str | None:
@@ -502,7 +537,10 @@ class Checkpoints:
         except Exception as error:
             cause = "is damaged"
             if not isinstance(error, DigestMismatch):
-                cause += ", or was saved for a model of another shape than the config describes"
+                cause += (
+                    ", or was saved for a model of another shape than the config describes, or for "
+                    "a method with another state"
+                )
             raise UserError(self._unreadable(step, f"{cause} ({reason_of(error)})")) from None
 
     def _unreadable(self, step: int, cause: str) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
+from bacr_jax.methods.registry import source_digest
 from bacr_jax.questions.question_set import QuestionSet
 
 
@@ -40,6 +42,31 @@ def data_fingerprint(questions: QuestionSet) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
+def _eval_fingerprints(entries: Sequence[str], evaluated: Sequence[QuestionSet]) -> dict[str, str]:
+    """Returns the digests of the evaluation sets, keyed by name.
+
+    Sets with equal names, such as two tables, are keyed by their entries of `data.eval`.
+
+    Args:
+      entries: `data.eval` of the run's config.
+      evaluated: the set of each entry. Empty to record no digests.
+    """
+    if not evaluated:
+        return {}
+    num_sets = Counter(questions.name for questions in evaluated)
+    fingerprints = {}
+    for entry, questions in zip(entries, evaluated, strict=True):
+        key = questions.name if num_sets[questions.name] == 1 else entry
+        fingerprints[key] = data_fingerprint(questions)
+    return fingerprints
+
+
+def _method_fingerprints(method: str) -> dict[str, str]:
+    """Returns the digest of a user-defined method's file, keyed by config key and value."""
+    digest = source_digest(method)
+    return {} if digest is None else {f"method={method}": digest}
+
+
 def provenance(
     values: Mapping[str, Any],
     fingerprint: str,
@@ -56,7 +83,7 @@ def provenance(
       fingerprint: fingerprint of the config (`config.io.fingerprint`).
       questions: training questions.
       mesh: device mesh of the run, or None for a single device.
-      evaluated: evaluation sets.
+      evaluated: the evaluation set of each entry of `data.eval`. Empty to record no digests.
       verifiers: digests of the source files of verifiers (the user's grading functions), keyed by
         config key and value (`Verifier.named`). None without verifiers.
       prompts: digests of the prompts, from `TaskData.prompt_fingerprints`. None to record no
@@ -67,8 +94,9 @@ def provenance(
         "config": json.loads(json.dumps(values)),
         "config_fingerprint": fingerprint,
         "data_fingerprint": data_fingerprint(questions),
-        "evaluated_fingerprints": {data.name: data_fingerprint(data) for data in evaluated},
+        "evaluated_fingerprints": _eval_fingerprints(values["data.eval"], evaluated),
         "verifier_fingerprints": dict(verifiers or {}),
+        "method_fingerprints": _method_fingerprints(values["method"]),
         "prompt_fingerprints": dict(prompts or {}),
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
@@ -79,7 +107,7 @@ def provenance(
 def check_same_questions(
     then: Mapping[str, Any], now: Mapping[str, Any], train: str | Sequence[str], run: Path
 ) -> None:
-    """Checks that a run continues with the same questions and verifiers.
+    """Checks that a run continues with the same questions, verifiers and method.
 
     Args:
       then: provenance of the checkpoint.
@@ -88,7 +116,7 @@ def check_same_questions(
       run: run folder, for error messages.
 
     Raises:
-      UserError: if the questions or the source file of a verifier differ.
+      UserError: if the questions differ, or the source file of a verifier or of the method.
     """
     advice = "restore the original file, or use another output.dir to start a new run"
     if then["data_fingerprint"] != now["data_fingerprint"]:
@@ -96,25 +124,63 @@ def check_same_questions(
             f"data.train={written(train)}: the questions differ from those that the run in {run} "
             f"was trained on; {advice}"
         )
-    evaluated_before = then["evaluated_fingerprints"]
-    evaluated_now = now["evaluated_fingerprints"]
-    for name in sorted({*evaluated_before, *evaluated_now}):
-        if evaluated_before.get(name) != evaluated_now.get(name):
-            raise UserError(
-                f"data.eval: the questions of {name} have changed since the last evaluation of the "
-                f"run in {run}; {advice}; to evaluate a finished run on other questions, use bacr "
-                "evaluate --run"
-            )
+    for name in _changed_eval_sets(then, now):
+        raise UserError(
+            f"data.eval: the questions of {name} have changed since the last evaluation of the "
+            f"run in {run}; {advice}; to evaluate a finished run on other questions, use bacr "
+            "evaluate --run"
+        )
     # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
     verifiers_before = then.get("verifier_fingerprints", grader_only)
-    # A different file has a different name, which --allow-change has already permitted.
-    for name, digest in now["verifier_fingerprints"].items():
-        if verifiers_before.get(name, digest) != digest:
+    verifiers_now = now["verifier_fingerprints"]
+    _check_same_code("the code that grades answers", verifiers_before, verifiers_now, run)
+    method_before = then.get("method_fingerprints", {})
+    _check_same_code("the code of the method", method_before, now["method_fingerprints"], run)
+
+
+def _changed_eval_sets(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the evaluation sets that differ between two provenances, sorted.
+
+    A set with another name but the same questions does not differ, because it was only moved.
+    """
+    before = then["evaluated_fingerprints"]
+    current = now["evaluated_fingerprints"]
+    shared_names = before.keys() & current.keys()
+    only_before = {name: before[name] for name in before.keys() - shared_names}
+    only_now = {name: current[name] for name in current.keys() - shared_names}
+    changed = [name for name in shared_names if before[name] != current[name]]
+    changed += [name for name, digest in only_before.items() if digest not in only_now.values()]
+    # Older checkpoints contain only the digest of the last set of several with equal names.
+    is_incomplete = len(before) < len(then["config"].get("data.eval", ()))
+    if not is_incomplete:
+        changed += [name for name, digest in only_now.items() if digest not in only_before.values()]
+    return sorted(changed)
+
+
+def _check_same_code(
+    code: str, before: Mapping[str, str | None], now: Mapping[str, str], run: Path
+) -> None:
+    """Checks that the user's files have the same content as when a run was started.
+
+    A file that is missing in `before` is not checked. It is another file, which --allow-change has
+    already permitted, or the checkpoint is older than the digests.
+
+    Args:
+      code: description of the files, for the error message.
+      before: digests of the files of the checkpoint, keyed by config key and value.
+      now: digests of the current files.
+      run: run folder, for the error message.
+
+    Raises:
+      UserError: if a file has changed.
+    """
+    for name, digest in now.items():
+        if before.get(name, digest) != digest:
             raise UserError(
-                f"{name}: the code that grades answers was changed after the run in {run} was "
-                "started; restore the file, use another output.dir, or give the new file another "
-                f"name and pass --allow-change {name.partition('=')[0]}"
+                f"{name}: {code} was changed after the run in {run} was started; restore the file, "
+                "use another output.dir, or give the new file another name and pass "
+                f"--allow-change {name.partition('=')[0]}"
             )
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ from bacr_jax.rollout import (
 )
 from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.rollout.fleet import SampleTraces
+from bacr_jax.runs.checkpoint import arrays_of
 from bacr_jax.runs.setup import Policy
 from bacr_jax.training.async_rollout import PrefetchedBatch
 from bacr_jax.training.dynamic_sampling import BatchPlan
@@ -86,7 +88,8 @@ class Run:
     """Fixed configuration and functions of a run, built by `make_run`.
 
     Attributes:
-      total_steps: number of iterations of the whole run, which the schedules depend on.
+      total_steps: largest number of iterations of the run. The learning rate schedules depend on
+        it. All other schedules depend on `completed_fraction`.
       key: base PRNG key of training. The step is folded into it.
       updates: runs the optimizer updates (line 14 of Algorithm 1).
       group_of: difficulty group of each training question.
@@ -259,6 +262,28 @@ def total_steps(train: TrainConfig, rollout: RolloutConfig, questions: int) -> i
     return math.ceil(train.epochs * questions / rollout.questions)
 
 
+def completed_fraction(run: Run, step: int, generated_tokens: int) -> Fraction:
+    """Returns the completed fraction of training, in [0, 1], on which a method's schedules depend.
+
+        max(step / total_steps, generated_tokens / train.max_generated_tokens)
+
+    Without a token limit, it is the fraction of the steps. It is exact, because the rounding error
+    of a float could move the first step of a stage.
+
+    Args:
+      step: number of iterations already done.
+      generated_tokens: number of tokens generated so far (`RunState.generated_tokens`), including a
+        method's first stages.
+    """
+    of_steps = Fraction(step, run.total_steps)
+    token_limit = run.config.train.max_generated_tokens
+    if token_limit is None:
+        return of_steps
+    of_tokens = Fraction(int(generated_tokens), token_limit)
+    # The tokens of the last step can exceed the limit.
+    return min(max(of_steps, of_tokens), Fraction(1))
+
+
 def init_state(
     run: Run, params: Params, value_head: Params | None, *, abstract: bool = False
 ) -> RunState:
@@ -283,7 +308,9 @@ def init_state(
         "curriculum": curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
         "stream": np.zeros(num_groups, np.int32),
         "generated_tokens": 0,
-        "method_state": run.method.init_state(len(run.task_data.train)),
+        "method_state": arrays_of(
+            run.method.init_state(len(run.task_data.train)), f"method={run.config.method}"
+        ),
     }
     if run.config.rollout.async_steps:
         return RunStateAhead(**fields, prefetched=_empty_prefetched_batch(run))
