@@ -76,12 +76,14 @@ some_gpus() {
   (IFS=, && echo "${there[*]:$1:$2}")
 }
 
-# Requeues this Slurm job if the exit code $1 of training is 75. Training exits with 75 if it can be
-# resumed from a checkpoint: near the time limit, or after losing a host or all servers. A job that is
-# being cancelled is not requeued. If a job was restarted several times without a new checkpoint,
-# training exits with another code (bacr_jax.runs.restarts).
+# Requeues this Slurm job if the exit code $1 of training is 75, or 128 or more. Training exits with 75
+# if it can be resumed from a checkpoint: near the time limit, or after losing a host or all servers. A
+# code of 128 or more means that a signal killed a process, for example because the memory of its host
+# ran out. srun returns the highest code of all processes. A job that is being cancelled is not
+# requeued. If a job was restarted several times without a new checkpoint, training exits with another
+# code (bacr_jax.runs.restarts).
 requeue_if_due() {
-  [ "$1" = 75 ] || return 0
+  [ "$1" = 75 ] || [ "$1" -ge 128 ] || return 0
   local state
   state="$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null || true)"
   case "$state" in

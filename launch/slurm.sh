@@ -15,9 +15,9 @@
 # (mesh.data=NODES keeps the all-gathers of parameters within a node). The run folder must be on a
 # file system that all nodes share. The processes find each other through Slurm's environment
 # variables. Five minutes before its time limit, the job saves a checkpoint and is requeued; the same
-# command then resumes the run. A job that has lost a host is requeued as well. A job that is
-# cancelled with scancel, or that was restarted five times without a new checkpoint, is not requeued.
-# Run from the project folder.
+# command then resumes the run. A job that has lost a process or a host is requeued as well. A job that
+# is cancelled with scancel, or that was restarted five times without a new checkpoint, is not
+# requeued. Run from the project folder.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1
@@ -66,7 +66,7 @@ if [ -n "$image" ]; then
   container+=(--container-workdir="$PWD")
 fi
 # If one process is lost, the other processes exit with code 75. srun must not kill them when the
-# first one exits, because the signal would replace the exit code 75 that requeues the job.
+# first one exits, because a process that is killed requeues the job, even after bad input (code 2).
 code=0
 (run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 ${container[@]+"${container[@]}"} \
   "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}") || code=$?

@@ -13,7 +13,7 @@
 #   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
 # All other arguments are passed to `bacr train`, such as rollout.async_steps=1. As in launch/slurm.sh, the
 # job saves a checkpoint and is requeued five minutes before its time limit, or after all servers are
-# lost.
+# lost. It is also requeued if a signal kills training.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1

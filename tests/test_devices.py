@@ -120,7 +120,7 @@ def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(
         _, err = finish(left, code=75)
         assert time.monotonic() - began < 60
         (line,) = [line for line in err.splitlines() if line and not GLOO.search(line)]
-        named = rf"process {lost} on .* was lost at step \d+ \(\w+\): it {says}"
+        named = rf"process {lost} on .* was lost at step \d+ \([\w ]+\): it {says}"
         assert re.match(named, line) and "run the same command to continue" in line
     if by == signal.SIGSTOP:
         every[lost].send_signal(signal.SIGCONT)
@@ -223,6 +223,18 @@ def test_two_processes_train_as_one_does_and_leave_one_run(tmp_path):
     out, _ = finish(start(tmp_path / "two", "mesh.data=2", "mesh.fsdp=2", devices=4))
     assert "at step 3" in out
     assert records(tmp_path / "two") == two
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("needs_start", ["adapter.rank=2", "loss.kl_coef=0.1"])
+def test_a_run_that_needs_its_first_weights_goes_on_with_two_devices(tmp_path, needs_start):
+    """At this width the budget module that is drawn on two devices differs by rounding."""
+    # One layer of width 24, with a budget module.
+    own = ["model.hidden_size=24", "model.num_heads=2", "train.steps=1", needs_start]
+    finish(start(tmp_path / "run", *own, devices=1))
+    # Nothing is left to do, so the second command only resumes.
+    out, _ = finish(start(tmp_path / "run", *own, devices=2))
+    assert "at step 1" in out
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ import documented_metrics
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.files import read_lines
+from bacr_jax.out_of_memory import OutOfMemory
+from bacr_jax.parallel import peers
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.prompts import task_data
 from bacr_jax.runs.checkpoint import read_meta
@@ -687,3 +689,24 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
     trainer.config = config_io.load(["quickstart"])
     bacr_jax.train.export_if_due(trainer, None, 4, last=True)
     assert len(done) == 10
+
+
+def test_the_command_ends_with_its_code_if_this_process_failed_and_others_did_not(monkeypatch):
+    codes = []
+    monkeypatch.setattr(peers, "exit_if_failed", codes.append)
+    assert bacr_jax.train.main(["--config", "no such config"]) == 2
+    assert codes == [2]
+
+
+def test_memory_that_runs_out_is_no_end_of_all_processes(monkeypatch):
+    class Watched(Exception):
+        pass
+
+    # Exceptions that all processes raise together, and what else `train` turns into a line.
+    def watched(expected):
+        assert issubclass(Preempted, expected) and not issubclass(OutOfMemory, expected)
+        raise Watched
+
+    monkeypatch.setattr(peers, "watched", watched)
+    with pytest.raises(Watched):
+        bacr_jax.train.train(config_io.load(["quickstart"]), SimpleNamespace())

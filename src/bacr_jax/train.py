@@ -193,7 +193,7 @@ def train(
     from bacr_jax.training.failures import TrainingFailed, VerifierFailed
     from bacr_jax.training.loop import Trainer
 
-    with watched((Preempted, TrainingFailed, VerifierFailed, OutOfMemory)) as on_phase:
+    with watched((Preempted, TrainingFailed, VerifierFailed)) as on_phase:
         try:
             trainer = Trainer(config, folder, poll, on_phase)
         except BaseException:
@@ -305,9 +305,23 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
     return state, step
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `bacr train`. The exit codes are documented in `EPILOG`.
+
+    If this process is one of several and failed, it is ended here with its exit code.
+    """
+    code = _command(argv)
+    # JAX is imported only if the command line is valid, because the import takes seconds.
+    if "jax" in sys.modules:
+        from bacr_jax.parallel.peers import exit_if_failed
+
+        exit_if_failed(code)
+    return code
+
+
 @entry_point
-def main(argv: Sequence[str] | None) -> int:
-    """Runs `bacr train`. The exit codes are documented in `EPILOG`."""
+def _command(argv: Sequence[str] | None) -> int:
+    """Runs `bacr train` and returns its exit code."""
     config, resume, allowed = parse(argv)
     # These calls set XLA flags, which XLA reads once, when the first device is used.
     allow_fast_additions()

@@ -115,6 +115,13 @@ def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
         (0, "RUNNING", False),
         (1, "RUNNING", False),
         (2, "RUNNING", False),
+        # A signal killed a process: 134 SIGABRT, 137 SIGKILL, 139 SIGSEGV, 143 SIGTERM.
+        (134, "RUNNING", True),
+        (137, "RUNNING", True),
+        (139, "", True),
+        (137, "COMPLETING", False),
+        (143, "CANCELLED", False),
+        (127, "RUNNING", False),
     ],
 )
 def test_a_job_that_can_go_on_goes_back_into_the_queue_at_any_hour(tmp_path, code, state, requeued):

@@ -16,6 +16,7 @@ from bacr_jax.learner.supervised import (
 )
 from bacr_jax.model import qwen2
 from bacr_jax.model.sizes import Qwen2Config
+from devices_world import run_on_devices
 from rollout_world import init
 
 SHAPE = Qwen2Config(13, 8, 16, 1, 2, 1, 4, tie_embeddings=True)
@@ -66,3 +67,41 @@ def test_a_row_is_right_if_all_that_is_judged_in_it_is_the_likeliest():
     tokens[1, 4] = logits_of(params(), tokens)[1, 3].argmax()
     found = np.asarray(rows_right(params(), tokens, wrong, spec=SPEC))
     assert found.tolist() == [True, False, True]
+
+
+# With several processes, the host can read only arrays of which each device has a copy.
+READ = """
+import dataclasses
+import jax, numpy as np
+from bacr_jax import parallel
+from bacr_jax.config import LossConfig
+from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.supervised import rows_right, supervised_optimizer, supervised_step
+from bacr_jax.model import qwen2
+from bacr_jax.model.sizes import Qwen2Config
+
+shape = Qwen2Config(13, 8, 16, 1, 2, 2, 4, tie_embeddings=True)
+one = LearnerSpec(shape, None, LossConfig(), None, b_max=4, chunk=8)
+start = jax.tree.map(np.asarray, qwen2.init(jax.random.key(0), shape))
+tokens = np.random.default_rng(2).integers(0, 13, (10, 7)).astype(np.int32)
+mask = np.arange(7) >= 6
+tx = supervised_optimizer()
+for sizes in ((1, 1, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2)):
+    mesh = parallel.make_mesh(parallel.MeshShape(*sizes, 1), jax.devices()[: np.prod(sizes)])
+    spec = dataclasses.replace(one, mesh=mesh)
+    state = parallel.place(start, parallel.shardings(start, mesh))
+    # 8 rows are divided evenly, and 10 rows are padded.
+    for rows in (8, 10):
+        judged = np.broadcast_to(mask, (rows, 7))
+        right = rows_right(state, tokens[:rows], judged, spec=spec)
+        assert right.is_fully_replicated, (sizes, rows, right.sharding)
+        expected = rows_right(start, tokens[:rows], judged, spec=one)
+        np.testing.assert_array_equal(right, expected)
+    loss = supervised_step(state, tx.init(state), tokens, mask | judged, 0.1, spec=spec, tx=tx)[2]
+    assert loss.is_fully_replicated, (sizes, loss.sharding)
+print("fine")
+"""
+
+
+def test_what_the_host_reads_is_on_every_device():
+    assert run_on_devices(READ, devices=4) == "fine"

@@ -1,12 +1,31 @@
 """A process that loses another one says which; it waits for nobody who is gone."""
 
+import contextlib
+import json
+import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 
+import jax
 import pytest
+from jax._src import distributed
 
+from bacr_jax.errors import UserError
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.parallel import peers
-from bacr_jax.parallel.peers import SILENCE, STUCK_SECONDS, STUCK_TIMES, Peers, relay
+from bacr_jax.parallel.peers import (
+    SILENCE,
+    STUCK_SECONDS,
+    STUCK_TIMES,
+    Peers,
+    exit_if_failed,
+    relay,
+)
+from bacr_jax.parallel.preemption import Preempted
+from devices_world import ROOT, environment
 
 
 class Store(dict):
@@ -17,6 +36,9 @@ class Store(dict):
 
     def key_value_dir_get(self, prefix):
         return [(key, value) for key, value in self.items() if key.startswith(prefix)]
+
+    def wait_at_barrier(self, name, milliseconds):
+        """The others are there at once."""
 
 
 @pytest.fixture
@@ -139,3 +161,160 @@ def test_one_process_is_watched_by_nobody():
     with peers.watched() as on_phase:
         on_phase("update", 3)
     assert not [one for one in threading.enumerate() if one.name == "peers"]
+    exit_if_failed(2)
+
+
+class Ended(BaseException):
+    """What os._exit raises here, with the code."""
+
+
+@pytest.fixture
+def one_of_two(monkeypatch):
+    """Makes this process one of two, by its index; returns the store that both share."""
+    store = Store()
+
+    def end(code):
+        raise Ended(code)
+
+    def join(index):
+        monkeypatch.setattr(jax, "process_index", lambda: index)
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(distributed.global_state, "client", store)
+        store[f"{peers._KEYS}{1 - index}"] = beat("done")
+        return store
+
+    for name, value in (("_failed", None), ("BEAT", 0.01), ("SILENCE", 0.1)):
+        monkeypatch.setattr(peers, name, value)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("os._exit", end)
+    return join
+
+
+def beat(phase):
+    return json.dumps({"host": "b", "phase": phase, "step": 1, "beat": 1})
+
+
+MEMORY = OutOfMemory(("learner",), {}, None)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("error", [UserError("the disk is full"), MEMORY, ValueError("x")])
+def test_one_that_fails_alone_ends_with_its_own_code(one_of_two, monkeypatch, index, error):
+    # How long one waits for news of the other, unless the fault is its own.
+    monkeypatch.setattr(peers, "SILENCE_AFTER_FAILURE", 0.1 if type(error) is ValueError else 1e4)
+    store = one_of_two(index)
+    with pytest.raises(type(error)), peers.watched((Preempted,)) as on_phase:
+        on_phase("update", 3)
+        raise error
+    assert json.loads(store[f"{peers._KEYS}{index}"])["phase"] == "ended"
+    with pytest.raises(Ended, match="7"):
+        exit_if_failed(7)
+
+
+def test_an_error_that_nothing_handles_is_printed_and_ends_with_1(one_of_two, monkeypatch, capsys):
+    monkeypatch.setattr(peers, "SILENCE_AFTER_FAILURE", 0.1)
+    one_of_two(1)
+    with pytest.raises(ValueError, match="too long"), peers.watched():
+        raise ValueError("too long")
+    with pytest.raises(Ended, match="1"):
+        sys.excepthook(ValueError, ValueError("too long"), None)
+    assert capsys.readouterr().err.endswith("ValueError: too long\n")
+
+
+@pytest.mark.parametrize("error", [None, Preempted("SIGTERM")])
+def test_those_that_end_together_leave_as_jax_does(one_of_two, error):
+    store = one_of_two(0)
+    caught = pytest.raises(Preempted) if error else contextlib.nullcontext()
+    with caught, peers.watched((Preempted,)):
+        if error:
+            raise error
+    exit_if_failed(0)
+    assert json.loads(store[f"{peers._KEYS}0"])["phase"] == "done"
+
+
+@pytest.mark.parametrize(("phase", "waits"), [("ended", False), ("done", False), ("update", True)])
+def test_the_first_leaves_once_the_others_have_ended_or_in_time(monkeypatch, phase, waits):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    store = Store({f"{peers._KEYS}1": beat(phase)})
+    first = Peers(store, 0, 2, lambda: now[0])
+    first.enter("ended")
+    first.wait_until_ended(SILENCE)
+    assert sum(slept) == (SILENCE if waits else 0)
+
+
+# The command up to the trainer, in one of two processes: what it does on the devices fails.
+FAILING = """
+import sys
+import jax
+from bacr_jax.errors import UserError
+from bacr_jax.out_of_memory import phase_memory
+from bacr_jax.parallel import peers, processes
+from bacr_jax.train import main
+from bacr_jax.training import loop
+
+failing, kind, *command = sys.argv[1:]
+peers.SILENCE = 5.0
+errors = {
+    "memory": RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."),
+    "bad input": UserError("metrics.jsonl can't be written (No space left on device)"),
+    "fault": KeyError("unexpected"),
+}
+
+class Trainer:
+    def __init__(self, config, folder, poll, on_phase):
+        on_phase("update", 1)
+        with phase_memory("learner", rows=8):
+            if failing in ("all", str(jax.process_index())):
+                raise errors[kind]
+            processes.largest(1)
+
+loop.Trainer = Trainer
+sys.exit(main(command))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failing", "kind", "codes"),
+    [
+        ("1", "memory", [75, 1]),
+        ("1", "bad input", [75, 2]),
+        ("0", "fault", [1, 75]),
+        ("all", "bad input", [2, 2]),
+    ],
+)
+def test_a_process_ends_with_its_own_code_and_the_others_with_75(tmp_path, failing, kind, codes):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        coordinator = f"localhost:{free.getsockname()[1]}"
+    joined = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": "2"}
+    command = [sys.executable, "-c", FAILING, failing, kind]
+    command += [
+        "--config",
+        str(ROOT / "tests/support/small.yaml"),
+        f"output.dir={tmp_path / 'run'}",
+    ]
+    both = [
+        subprocess.Popen(
+            command,
+            env=environment(1) | joined | {"JAX_PROCESS_ID": str(index)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    # JAX would wait 300 s.
+    errors = [process.communicate(timeout=100)[1] for process in both]
+    assert [process.returncode for process in both] == codes, errors
+    for code, error in zip(codes, errors):
+        if code == 75:
+            assert re.search(rf"process {failing} on .* was lost at step 1 \(ended\)", error)
+        else:
+            own = {"memory": "error: learner: ", "fault": "KeyError: 'unexpected'"}
+            assert own.get(kind, "error: metrics.jsonl can't be written") in error

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from bacr_jax.files import read_lines
+from bacr_jax.parallel.peers import Peers
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.metrics import without_timings
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
@@ -73,6 +74,34 @@ def test_steps_in_all_are_those_that_the_allowance_of_tokens_lasts(most, used, s
     trainer, state = SimpleNamespace(steps=50, config=settings), Mock(spec=RunState)
     state.generated_tokens = used
     assert Trainer.expected_steps(trainer, state, step) == expected
+
+
+@pytest.mark.parametrize("long", ["before", "after"])
+def test_each_kind_of_evaluation_is_a_phase_whose_length_is_compared_with_its_own(long):
+    from bacr_jax.training.loop import Trainer
+    from bacr_jax.training.run import RunState
+
+    class Evaluating(Exception):
+        pass
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.evaluations = Mock()
+    trainer.evaluations.has.return_value = False
+    trainer.task_data = Mock()
+    trainer.run = Mock()
+    trainer._evaluate_sets = Mock(side_effect=Evaluating)
+    now = [0.0]
+    # Evaluations of one minute during training, and one of half an hour at an end of it.
+    peers = Peers({}, 0, 2, lambda: now[0])
+    trainer.on_phase = peers.enter
+    for step, when in enumerate(["during", "during", long]):
+        with pytest.raises(Evaluating):
+            trainer.evaluate(Mock(RunState, train=None), step, when)
+        for _ in range(60 if when == "during" else 1800):
+            now[0] += 1.0
+            peers._arrived = dict.fromkeys(peers._arrived, now[0])
+            peers._last_exchange = now[0]
+            assert peers.lost() is None
 
 
 # test_train.py has a quick version, which stops a run in a rollout and in its last evaluation.

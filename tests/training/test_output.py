@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.logging import Iteration
+from bacr_jax.training.loop import Trainer
 from bacr_jax.training.output import (
     evaluation_notes,
     evaluation_numbers,
@@ -26,7 +28,7 @@ from bacr_jax.training.output import (
     trace_rows,
     write_traces,
 )
-from bacr_jax.training.run import Run
+from bacr_jax.training.run import Run, RunState
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Prompts, Trunks
 from config_world import changed
 from report_world import TRACE, entry, make_whole_run
@@ -54,10 +56,39 @@ def shown(folder, again=False):
 
 def test_accuracies_are_named_by_set_decoding_and_budget():
     sets = {"math500:x.jsonl": {"greedy": {"512": entry(0.5, 512), "none": entry(0.75, 512)}}}
-    assert evaluation_numbers(sets) == {
+    assert evaluation_numbers(sets, sets) == {
         "eval/math500/greedy/512": 0.5, "eval/math500/greedy/512/tokens": 9.0,
         "eval/math500/greedy/none": 0.75, "eval/math500/greedy/none/tokens": 9.0,
     }  # fmt: skip
+
+
+def test_a_set_has_the_same_name_in_every_evaluation(tmp_path):
+    """Evaluations during training have only the set of eval.select, here the second of its name."""
+    names = ["jsonl:a.jsonl", "jsonl:b.jsonl"]
+    trainer = Trainer.__new__(Trainer)
+    trainer.config = changed(eval={"during": "selection"}, output={"format_report": False})
+    trainer.folder = RunFolder(tmp_path, None)
+    trainer.metrics = Recorder()
+    trainer.writes = True
+    trainer.progress = Progress(enabled=False)
+    for attribute in ("on_phase", "run", "task_data", "evaluations"):
+        setattr(trainer, attribute, Mock())
+    trainer.task_data.eval = dict.fromkeys(names, Mock(PromptedQuestions))
+    trainer.task_data.failures.return_value = ()
+    trainer.evaluations.configure_mock(records=[{}], endpoints={}, selected=names[1])
+    trainer.evaluations.has.return_value = False
+    summary = {"greedy": {"8": entry(0.5, 8)}}
+    results = {"by_budget": summary, "anytime": {}, "near_duplicates": None}
+    trainer._evaluate_sets = lambda _, step, when: dict.fromkeys(
+        trainer.evaluated_sets(when), results
+    )
+    evaluated = []
+    for step, when in enumerate(("before", "during", "after")):
+        trainer.evaluate(Mock(RunState, train=None), step, when)
+        _, shown_numbers = trainer.metrics.given[-1]
+        evaluated.append([name for name in shown_numbers["numbers"] if name.endswith("/8")])
+    both = ["eval/jsonl/greedy/8", "eval/jsonl_2/greedy/8"]
+    assert evaluated == [both, both[1:], both]
 
 
 def test_a_set_that_lost_accuracy_gets_a_warning_and_another_does_not(monkeypatch):

@@ -71,7 +71,8 @@ def rows_right(
     most_likely = qwen2.logits(params, hidden).argmax(-1)
     is_right = most_likely == tokens[:, 1:]
     is_right = is_right | ~judged[:, 1:]
-    return is_right.all(1)[:rows]
+    # Replicated, because with several processes the host can't read shards of other processes.
+    return constrain([is_right.all(1)[:rows]], spec.mesh)[0]
 
 
 def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Array:

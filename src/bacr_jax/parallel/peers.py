@@ -3,10 +3,12 @@
 If a process of a run ends, JAX aborts the other processes with SIGABRT or leaves them waiting.
 Therefore each process writes a heartbeat with its phase and step once per second to the key-value
 store of JAX's coordination service. A process that no longer receives the heartbeats of another
-process prints which process was lost, and exits with the exit code of a stopped run.
+process prints which process was lost, and exits with the exit code of a stopped run. A process that
+fails ends with its own exit code (`exit_if_failed`).
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -19,6 +21,7 @@ from typing import Any
 
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.errors import UserError, printable
+from bacr_jax.out_of_memory import OutOfMemory
 
 # Interval between two heartbeats of a process, in seconds.
 BEAT = 1.0
@@ -126,6 +129,11 @@ class Peers:
         # Message of process 0 about a lost process.
         self._announced = ""
 
+    @property
+    def is_first(self) -> bool:
+        """True in process 0, which provides the store."""
+        return self._index == 0
+
     def enter(self, phase: str, step: int | None = None) -> None:
         """Starts a new phase of this process.
 
@@ -204,6 +212,24 @@ class Peers:
             return self._line(self._index, f"has been in this phase for {durations}")
         return None
 
+    def wait_until_ended(self, timeout: float) -> None:
+        """Waits until all other processes have failed or finished, but not longer than `timeout`.
+
+        The store of process 0 is available to the others while process 0 waits.
+
+        Args:
+          timeout: maximum waiting time in seconds.
+        """
+        deadline = self._clock() + timeout
+        while self._clock() < deadline:
+            # A failed exchange changes no heartbeat.
+            with contextlib.suppress(Exception):
+                self.exchange()
+            phases = {heartbeat.get("phase") for heartbeat in self._heartbeats.values()}
+            if phases <= {_ENDED, _DONE}:
+                return
+            time.sleep(BEAT)
+
     def _line(self, process: int, problem: str) -> str:
         """Returns the message about a lost process, with its host, step and phase."""
         status = self._status if process == self._index else self._heartbeats[process]
@@ -216,13 +242,57 @@ class Peers:
         )
 
 
+# The heartbeats of this process after it failed in `watched`, or None.
+_failed: Peers | None = None
+
+
+def exit_if_failed(code: int) -> None:
+    """Ends this process with an exit code, if it is one of several and failed in `watched`.
+
+    The error must have been printed. Otherwise JAX would wait five minutes at exit for the other
+    processes, which may not have failed, and then abort this process with another exit code.
+
+    Process 0 first gives the other processes time to raise the same error, for example about bad
+    input, because they can't continue without process 0.
+
+    Args:
+      code: exit code of this process.
+    """
+    if _failed is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        # The reader of a pipe may have closed it.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if _failed.is_first:
+        _failed.wait_until_ended(SILENCE)
+    os._exit(code)
+
+
+def _fail(peers: Peers) -> None:
+    """Stores that this process failed, so that it exits without waiting for the other processes.
+
+    An exception that no code handles is printed by `sys.excepthook`, which then ends the process.
+    """
+    global _failed
+    if _failed is None:
+        sys.excepthook = functools.partial(_print_and_exit, sys.excepthook)
+    _failed = peers
+
+
+def _print_and_exit(print_error: Callable[..., Any], *error: Any) -> None:
+    """Prints an exception that was not handled, and ends this process as Python would."""
+    print_error(*error)
+    exit_if_failed(1)
+
+
 @contextlib.contextmanager
 def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]:
     """Context manager that monitors the other processes, and exits with code 75 if one is lost.
 
     The context manager yields a function that must be called with the name and the step of each
-    phase that begins. All processes must leave the context together. With a single process,
-    nothing is monitored.
+    phase that begins. All processes must leave the context together. After an exception that is not
+    expected, call `exit_if_failed`. With a single process, nothing is monitored.
 
     Args:
       expected: exceptions that all processes raise together. They do not mean that a process is
@@ -275,9 +345,11 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]
     except BaseException as error:
         if not isinstance(error, expected):
             last_phase = _ENDED
+            _fail(peers)
         # A failed collective operation is often the first sign of a lost process.
+        local_errors = (UserError, OutOfMemory)
         deadline = time.monotonic() + 2 * SILENCE_AFTER_FAILURE
-        while not isinstance(error, (UserError, *expected)) and time.monotonic() < deadline:
+        while not isinstance(error, (*local_errors, *expected)) and time.monotonic() < deadline:
             exit_if_lost(SILENCE_AFTER_FAILURE)
             time.sleep(BEAT / 2)
         raise

@@ -18,7 +18,6 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import HOLDOUT, cap, selection_set
 from bacr_jax.config.presets import preset_of
 from bacr_jax.config.settings import resolve
-from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.files import append_line, read_lines, write_json
@@ -31,7 +30,7 @@ from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints, restore_target
-from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
+from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
 from bacr_jax.runs.metrics import MetricsWriter, from_json
@@ -48,6 +47,7 @@ from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.evaluations import ENDPOINTS, Evaluations
 from bacr_jax.training.limited_updates import LimitedUpdates
 from bacr_jax.training.logging import Iteration
+from bacr_jax.training.origin import check_origin, recorded_origin
 from bacr_jax.training.output import (
     evaluation_notes,
     evaluation_numbers,
@@ -71,8 +71,6 @@ from bacr_jax.training.undo import make_guard, restore_with_snapshot
 from bacr_jax.training.warmup_folder import check_warmup, warmup_fingerprint
 from bacr_jax.types import Params, Poll
 
-# Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
-_ORIGIN = ("start_fingerprint", "base_fingerprint")
 # Folded into the key of the run's seed to get the PRNG key of evaluations.
 _EVALUATION_STREAM = 4
 
@@ -101,7 +99,7 @@ class Trainer:
         self.started = time.monotonic()
         # Wall-clock seconds of this run before it was resumed.
         self.earlier_seconds = 0.0
-        # Digests of the weights at the start of the run. The keys are listed in _ORIGIN.
+        # Digests of the weights at the start of the run (`check_origin`).
         self.origin: dict[str, str] = {}
         # Wall-clock seconds of the whole run, from summary.json, if it was already finished.
         self.took: float | None = None
@@ -170,7 +168,7 @@ class Trainer:
             self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
         self.limited = LimitedUpdates(**meta.get("limited_updates", {}))
-        self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
+        self.origin = recorded_origin(meta)
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
             # Checkpoints contain neither the reference policy nor the frozen base weights.
             self.run, state = initialize.initial_state(
@@ -212,15 +210,13 @@ class Trainer:
         Raises:
           UserError: the weights differ from the initial weights of the run that is being resumed.
         """
-        parts = (self.run.params(start.train), self.run.frozen)
-        origin = {name: fingerprint(part) for name, part in zip(_ORIGIN, parts) if part}
-        if self.origin and self.origin != origin:
-            raise UserError(
-                f"{self.config.model.path or self.config.warmup.dir or self.folder.warmup}: these "
-                "weights were changed since the start of the run, which still needs the original "
-                "ones; restore them, or use another output.dir"
-            )
-        self.origin = origin
+        self.origin = check_origin(
+            resolve(self.config).policy,
+            start.train.policy,
+            self.run.frozen,
+            self.origin,
+            self.config.model.path or self.config.warmup.dir or self.folder.warmup,
+        )
         if self.config.loss.kl_coef > 0:
             trained = jax.tree.map(lambda x: x.copy(), start.train.policy)
             self.reference = trained | self.run.frozen
@@ -455,7 +451,8 @@ class Trainer:
         """
         if self.evaluations.has(when, step):
             return
-        self.on_phase("evaluation", step)
+        # A phase for each kind, because evaluations during training may use fewer questions.
+        self.on_phase(f"evaluation {when}", step)
         failures_before = self.task_data.grader.counters()
         graded_before = self.task_data.shown_to_verifiers()
         results = self._evaluate_sets(self.run.params(state.train), step, when)
@@ -470,7 +467,8 @@ class Trainer:
         )
         if self.writes:
             append_line(self.folder.evaluations, record)
-            self.metrics.show(step, "numbers", evaluation_numbers(record["sets"]))
+            numbers = evaluation_numbers(record["sets"], self.evaluated_sets("after"))
+            self.metrics.show(step, "numbers", numbers)
         self.evaluations.add(record)
         if self.writes:
             self.evaluations.write_best()

@@ -261,13 +261,18 @@ def format_lines(summary: Summary, name: str, answer_tokens: int) -> Iterator[st
         )
 
 
-def evaluation_numbers(sets: Mapping[str, Summary]) -> dict[str, float]:
+def evaluation_numbers(sets: Mapping[str, Summary], sets_of_run: Iterable[str]) -> dict[str, float]:
     """Returns evaluation results as flat metrics.
 
     Accuracies are named `eval/SET/DECODING/BUDGET`, and mean thinking tokens
     `eval/SET/DECODING/BUDGET/tokens`.
+
+    Args:
+      sets: results of the evaluated sets.
+      sets_of_run: all evaluation sets of the run. Sets with equal short names are numbered in this
+        order, so that a set has the same name if only some of the sets are evaluated.
     """
-    names = short_names(sets)
+    names = short_names(sets_of_run)
     numbers = {}
     for spec, summary in sets.items():
         for mode, budgets in summary.items():
