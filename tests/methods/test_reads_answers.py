@@ -40,7 +40,7 @@ def test_what_a_method_reads_in_answers_is_where_its_rewards_are_made(tmp_path):
     budgets = jnp.full((1, 2), 12)
     plan = BatchPlan(jnp.array([0]), jnp.array([0]), budgets, budgets[..., None])
     batch = make_group_batch(
-        run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 2, 1, 1)), {}, 0
+        run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 2, 1, 1)), {}, 0.0
     )
     assert seen == [["<answer>7</answer>"], ["<answer>5"]]
     assert batch.extra["sevens"].tolist() == [[1, 0]]

@@ -166,7 +166,7 @@ def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_
     budgets = jnp.full((1, 4), 12)
     plan = BatchPlan(jnp.array([0]), jnp.array([0]), budgets, budgets[..., None])
     batch = make_group_batch(
-        run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), {}, 0
+        run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), {}, 0.0
     )
     batch = jax.tree.map(jnp.asarray, batch)
     rewards = np.asarray(run.method.rewards(state.method_state, batch))[0, :, 0]

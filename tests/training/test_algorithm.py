@@ -14,9 +14,10 @@ from bacr_grading.verifier import Score, Verifier, VerifierGrader
 from bacr_jax.config import CurriculumConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.curriculum import init_curriculum
+from bacr_jax.methods.selfbudgeter import alpha_schedule
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions import ledger
-from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.algorithm import iterate, plan_round
 from bacr_jax.training.stages import update_curriculum
 from methods_world import NAMES, PRESETS, Odd, load, run_of
 
@@ -186,6 +187,40 @@ def test_stages_lower_the_largest_budget_as_training_goes_on(tmp_path, tokenizer
     assert [metrics["budget/mean"] for metrics, _, _ in history] == [12.0, 12.0, 9.0, 6.0]
     longest = [metrics["rollout/thinking_max"] for metrics, _, _ in history]
     assert longest[2] <= 9.0 and longest[3] <= 6.0
+
+
+LIMITED = ("train.steps=2000", "train.max_generated_tokens=1500")
+
+
+def test_stages_lower_the_largest_budget_as_tokens_are_generated(tmp_path, tokenizer):
+    run, state = run_of(load(tmp_path, "thinkprune", *LIMITED), tokenizer)
+    budgets = []
+    for tokens in (0, 499, 500, 999, 1000, 1499, 1600):
+        state = dataclasses.replace(state, generated_tokens=tokens)
+        plan, _, _ = plan_round(run, state, 3, run.key, state.stream)
+        budgets.append(int(plan.budgets.max()))
+    assert budgets == [12, 12, 9, 9, 6, 6, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["selfbudgeter", "thinkprune"])
+def test_schedules_end_where_the_token_limit_ends_the_run(tmp_path, tokenizer, name):
+    run, state = run_of(load(tmp_path, name, *LIMITED), tokenizer, Odd())
+    before, values = [], []
+    while state.generated_tokens < 1500:
+        before.append(state.generated_tokens)
+        state, done = iterate(run, state, len(values))
+        values.append(
+            done.metrics["selfbudgeter/alpha" if name == "selfbudgeter" else "budget/mean"]
+        )
+    assert 3 < len(values) < 20 and before[-1] > 1000
+    if name == "selfbudgeter":
+        want = [pytest.approx(float(alpha_schedule(tokens / 1500))) for tokens in before]
+        assert values[0] == 6.0 and values[-1] < 2.1
+    else:
+        want = [(12.0, 9.0, 6.0)[tokens // 500] for tokens in before]
+        assert set(values) == {12.0, 9.0, 6.0}
+    assert values == want
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from bacr_jax.questions import ledger
 from bacr_jax.rollout import generate
 from bacr_jax.rollout.fleet import ServersLost
 from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.training import algorithm
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.run import init_state
 from methods_world import Odd, load, run_of
@@ -49,16 +50,20 @@ class Beside:
         return generate(params, prompts, rows, key, sampler, callbacks)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def make(folder, *keys):
     own = ledger.ledger_tokenizer()
     config = load(
-        tmp_path_factory.mktemp("ahead"), "bacr-robust", "rollout.engine=vllm",
-        "rollout.urls=[http://one:1]", "rollout.async_steps=1", "loss.importance_cap=2",
-        "rollout.questions=2", "rollout.group_size=2", "data.order=shuffled",
+        folder, "bacr-robust", "rollout.engine=vllm",
+        "rollout.urls=[http://one:1]", "loss.importance_cap=2",
+        "rollout.questions=2", "rollout.group_size=2", "data.order=shuffled", *keys,
     )  # fmt: skip
     run, state = run_of(config, (own, len(own)), Odd())
     return run, state.train.policy, state.train.head
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("ahead"), "rollout.async_steps=1")
 
 
 def start(made, **how):
@@ -142,3 +147,29 @@ def test_a_signal_is_heard_while_either_policy_is_handed_over(made):
     iterate(run, state, 0, poll=poll)
     in_turn, ahead = [poll, poll], [poll, None]
     assert run.sample.polls == [*in_turn, *ahead]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_stages_follow_the_tokens_before_each_batch_also_ahead_and_resumed(tmp_path, ahead):
+    """A run that was resumed after two steps has the budgets of a run without interruption."""
+    made = make(
+        tmp_path, f"rollout.async_steps={ahead}", "budget.prior=fixed", "train.steps=2000",
+        "budget.stages=[1,.8,.6,.4]", "train.max_generated_tokens=300",
+    )  # fmt: skip
+    run, state = start(made)
+    state, straight = steps(run, state, 0, 6)
+    run, state = start(made)
+    state, before = steps(run, state, 0, 2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(2, state, {})
+    checkpoints.wait()
+    run, like = start(made)
+    _, state, _ = checkpoints.restore(like, 2)
+    checkpoints.close()
+    _, after = steps(run, state, 2, 6)
+    assert of_the_run(before + after) == of_the_run(straight)
+    tokens = [0, *(int(metrics["rollout/tokens_total"]) for metrics in straight[:-1])]
+    budgets = [metrics["budget/mean"] for metrics in straight]
+    want = [algorithm.largest_budget(run, step, count) for step, count in enumerate(tokens)]
+    assert budgets == [float(limit) for limit in want]
+    assert len(set(budgets)) > 2 and max(np.diff(budgets)) <= 0

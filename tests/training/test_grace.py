@@ -1,6 +1,8 @@
 """Tests training with a grace window, in which tokens after the budget are also learned from."""
 
 import dataclasses
+import inspect
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,11 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.methods import load_method
 from bacr_jax.questions.ledger import ledger_tokenizer
-from bacr_jax.rewards import with_grace
-from bacr_jax.rollout import Rollout
+from bacr_jax.rewards import distinct_cuts, with_grace
+from bacr_jax.rollout import Rollout, RolloutRequest
+from bacr_jax.rollout.rollouts import RolloutLoop
+from bacr_jax.rollout.rows import check_request
+from bacr_jax.rollout.served import RemoteSampling
 from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.dynamic_sampling import BatchPlan
@@ -48,6 +53,12 @@ def observed(config, plan, thinking, outcomes, tag=0):
     """
     tokenizer = ledger_tokenizer()
     run, _ = run_of(config, (tokenizer, len(tokenizer)), Odd())
+    rollout = rollout_of(plan, thinking, tag)
+    return run.method, learned_batch(run, plan, rollout, outcomes)
+
+
+def rollout_of(plan, thinking, tag=0):
+    """The traces of one question, each token of which has probability .5."""
     rows, most = len(thinking), max(thinking) + tag
     trunks = Trunks(
         tokens=np.zeros((rows, most + 2), int),
@@ -59,11 +70,14 @@ def observed(config, plan, thinking, outcomes, tag=0):
         logprobs=np.full((rows, most + 1), np.log(0.5), np.float32),
     )
     branches = Branches(*4 * [np.ones((rows, plan.cuts.shape[-1]), int)], *3 * [None])
-    rollout = Rollout(trunks, branches, {})
+    return Rollout(trunks, branches, {})
+
+
+def learned_batch(run, plan, rollout, outcomes):
     outcomes = np.array(outcomes, np.float32)[None, ..., None]
-    placed = stages.resolve_cuts(run.method, plan, rollout)
-    batch = stages.make_group_batch(run, None, placed, rollout, outcomes, {}, 0)
-    return run.method, jax.tree.map(jnp.asarray, batch)
+    placed = stages.resolve_cuts(run, plan, rollout)
+    batch = stages.make_group_batch(run, None, placed, rollout, outcomes, {}, 0.0)
+    return jax.tree.map(jnp.asarray, batch)
 
 
 def plan_of(budgets, cuts):
@@ -100,6 +114,62 @@ def test_the_last_exit_of_a_trace_keeps_its_grace_window(tmp_path):
     # The advantages of the exits are -1/2 and 1/2. Each is divided by the two exits, and by the
     # tokens of its response (4 + 1 and 8 + 1). The first segment belongs to both responses.
     np.testing.assert_allclose(credit.thinking[0, 0], [0.25 / 9 - 0.25 / 5, 0.25 / 9], rtol=1e-5)
+
+
+def answered_cuts(run, state, plan, rollout):
+    """Where the decoder answers, and where a server does, for traces of these lengths."""
+    setup = run.sampler(run.params(state.train))
+    rows = RolloutRequest(plan.input_budgets, np.asarray(plan.cuts)[0])
+    request = check_request(stages.prompts_of(run, plan), rows, jax.random.key(0), setup)
+    thinking = rollout.trunks.thinking
+    loop = SimpleNamespace(
+        engine=SimpleNamespace(spec=setup.spec, trunks=lambda slots: rollout.trunks),
+        scheduler=SimpleNamespace(slot_row=np.arange(len(thinking))),
+        rows=request,
+        _answer_cuts=lambda slots, cuts: cuts,
+    )
+    decoded = inspect.unwrap(RolloutLoop.answer)(loop, np.arange(len(thinking)))
+    remote = SimpleNamespace(answers=1, cuts_relative_to_length=setup.spec.cuts_relative_to_length)
+    served = []
+    for cuts, limit, length in zip(request.cuts.tolist(), request.limits, thinking):
+        asked = SimpleNamespace(cuts=cuts, limit=limit)
+        served.append(inspect.unwrap(RemoteSampling._ends)(remote, asked, int(length)))
+    return decoded, np.array(served)
+
+
+@pytest.mark.parametrize("grace", [0, 3, 16])
+@pytest.mark.parametrize("name", ["s_grpo", "bacr-full"])
+def test_the_learner_has_the_cuts_that_were_answered(tmp_path, name, grace):
+    config = load(tmp_path, name, "cuts.count=4", "budget.min=8", "budget.max=100")
+    config = config_io.override(config, [f"budget.grace={grace}"])
+    tokenizer = ledger_tokenizer()
+    run, state = run_of(config, (tokenizer, len(tokenizer)), Odd())
+    rng = np.random.default_rng(grace)
+    for tag in range(3):
+        budgets = rng.integers(8, 101, 60)
+        thinking = rng.integers(0, budgets + grace + 1)
+        thinking[:20] = budgets[:20] + rng.integers(0, grace + 1, 20)
+        cuts = run.method.cuts(jax.random.key(tag), jnp.asarray(budgets, jnp.int32)[None])
+        plan = plan_of(budgets, cuts[0])
+        rollout = rollout_of(plan, thinking, tag)
+        batch = learned_batch(run, plan, rollout, np.zeros(cuts[0].shape))
+        decoded, served = answered_cuts(run, state, plan, rollout)
+        at = np.minimum(batch.cuts[0], thinking[:, None])
+        np.testing.assert_array_equal(at, np.minimum(decoded, thinking[:, None]))
+        np.testing.assert_array_equal(at, served)
+        source = distinct_cuts(np.asarray(batch.cuts[0]), thinking)
+        np.testing.assert_array_equal(source, distinct_cuts(decoded, thinking))
+
+
+def test_a_right_answer_at_the_end_of_the_grace_window_is_rewarded(tmp_path):
+    """Of the exits of a trace with 12 tokens more than its budget the last alone is right."""
+    config = config_io.override(load(tmp_path, "s_grpo", "budget.max=100"), ["budget.grace=16"])
+    plan = plan_of([100], [[20, 40, 60, 80, 90, 94, 97, 100]])
+    method, batch = observed(config, plan, [112], [[0] * 7 + [1]])
+    np.testing.assert_array_equal(batch.cuts, [[[23, 45, 68, 90, 101, 106, 109, 116]]])
+    rewards = method.rewards(None, batch)
+    np.testing.assert_array_equal(rewards, [[[0] * 7 + [1]]])
+    assert method.advantages(None, batch, rewards, None).answers[0, 0, -1] > 0
 
 
 def test_a_token_of_the_grace_window_is_paid_under_the_optimal_token_baseline(tmp_path):

@@ -3,6 +3,8 @@
 import inspect
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training import rejection_sft
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
+from methods_world import load, run_of
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +86,20 @@ def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
 def test_a_policy_that_is_never_right_is_refused(tokenizer):
     with pytest.raises(UserError, match="no training question"):
         examples(tokenizer, [0, 0, 0])
+
+
+def test_the_temperature_of_rollouts_does_not_change_what_is_learned(tmp_path, tokenizer):
+    tokens = np.random.default_rng(0).integers(0, len(tokenizer), (4, 9))
+    mask = np.arange(9) >= np.full((4, 1), 3)
+    trained = []
+    for temperature in ("1", "0.5"):
+        config = load(tmp_path, "selfbudgeter", f"rollout.temperature={temperature}")
+        run, state = run_of(config, (tokenizer, len(tokenizer)))
+        params = jax.tree.map(jnp.copy, run.params(state.train))
+        stage = run.method.rejection_sft
+        params = rejection_sft.imitate(run, stage, params, tokens, mask, lambda *_: None, None)
+        trained.append(jax.tree.map(np.array, params))
+    jax.tree.map(np.testing.assert_array_equal, *trained)
+    start = jax.tree.map(np.array, run.params(state.train))
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), start, trained[0])
+    assert max(jax.tree.leaves(moved)) > 0

@@ -10,7 +10,9 @@ import pytest
 from bacr_jax.config import TrainConfig
 from bacr_jax.config.checks import problems
 from bacr_jax.questions import ledger
+from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.training import algorithm
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.undo import (
     HostArray,
@@ -143,6 +145,13 @@ class Scripted(UpdateGuard):
         return next(self._breaches)
 
 
+class RecordedClock(algorithm.Clock):
+    """Clock that adds the tokens of its throughput to the metrics, as `time/tokens`."""
+
+    def timed(self, metrics, tokens):
+        return super().timed(metrics, tokens) | {"time/tokens": tokens}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tokenizer):
     """The same three steps without a guard, with one that sees nothing, and with an undo."""
@@ -152,12 +161,15 @@ def runs(tmp_path_factory, tokenizer):
         policy=jax.tree.map(lambda x: x * 0 + 7, train.policy),
         head_opt=jax.tree.map(lambda x: x + 1, train.head_opt),
     )
-    return {
-        "off": steps_of(config, tokenizer, None, 3),
-        "quiet": steps_of(config, tokenizer, Scripted(None, None, None), 3),
-        "spoilt": steps_of(config, tokenizer, Scripted(None, None, "closed is 0", None), 3, spoil),
-        "undone": steps_of(config, tokenizer, Scripted(None, None, "closed is 0", "still 0"), 3),
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm, "Clock", RecordedClock)
+        undo = (None, None, "closed is 0")
+        return {
+            "off": steps_of(config, tokenizer, None, 3),
+            "quiet": steps_of(config, tokenizer, Scripted(None, None, None), 3),
+            "spoilt": steps_of(config, tokenizer, Scripted(*undo, None), 3, spoil),
+            "undone": steps_of(config, tokenizer, Scripted(*undo, "still 0"), 3),
+        }
 
 
 def test_a_guard_that_sees_nothing_changes_one_metric(runs):
@@ -179,6 +191,42 @@ def test_a_spoilt_update_leaves_no_trace_in_the_state_but_its_tokens(runs):
     # The tokens of the discarded traces are counted.
     fine = runs["off"][0]
     assert state.generated_tokens > fine.generated_tokens
+
+
+def check_tokens(state, done):
+    """Checks that the metrics of steps count the tokens of all traces, also of discarded ones."""
+    totals = [one.metrics["rollout/tokens_total"] for one in done]
+    tokens = [one.metrics["rollout/tokens"] for one in done]
+    assert tokens == np.diff([0, *totals]).tolist()
+    assert tokens == [one.metrics["time/tokens"] for one in done]
+    assert totals[-1] == state.generated_tokens
+
+
+def batch_tokens(iteration):
+    """Returns the number of tokens of the traces that the policy was updated on."""
+    rollout = iteration.chosen.rollout
+    return sampled_counters(rollout.trunks, rollout.branches)["tokens"]
+
+
+def test_the_tokens_of_a_step_include_its_discarded_traces(runs):
+    for state, done in runs.values():
+        check_tokens(state, done)
+        for one in done:
+            share = one.metrics["rollout/tokens"] / batch_tokens(one)
+            assert share > 1.2 if one.metrics.get("train/undone") else share == 1
+
+
+@pytest.mark.slow
+def test_the_tokens_of_dynamic_sampling_include_discarded_traces(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(algorithm, "Clock", RecordedClock)
+    config = load(tmp_path, "dapo", "train.minibatches=1", "rollout.group_size=2")
+    guard = Scripted(None, "closed is 0", None, None)
+    state, done = steps_of(config, tokenizer, guard, 3)
+    assert [one.metrics["train/undone"] for one in done] == [0.0, 1.0, 0.0]
+    check_tokens(state, done)
+    for one in done:
+        kept = one.metrics["rollout/tokens"] - one.metrics["sampling/dropped_tokens"]
+        assert kept == batch_tokens(one)
 
 
 def test_a_run_that_was_resumed_undoes_the_update_before_its_stop(runs, tmp_path, tokenizer):

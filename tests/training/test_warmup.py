@@ -5,6 +5,7 @@ import inspect
 import time
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,10 +13,13 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method
 from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions import ledger
 from bacr_jax.runs.folder import LOCK, lock_if_free
+from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import warmup
+from bacr_jax.training.warmup_folder import warmup_fingerprint
 from learner_world import SPEC
 from methods_world import load
 
@@ -241,3 +245,21 @@ def test_one_step_is_under_way_at_a_time_and_a_slow_one_is_shown(monkeypatch, se
     )
     run.advance(25, lambda i: 1e-3)
     assert len(begun) == 25 and seen == shown and polled == list(range(1, 26))
+
+
+def test_the_temperature_of_rollouts_changes_neither_a_warm_up_nor_its_fingerprint(tmp_path):
+    warm, prints = [], []
+    for temperature in ("1", "0.5"):
+        keys = ("warmup.target_accuracy=0", "warmup.short_accuracy=0", "warmup.hold_accuracy=0")
+        config = load(tmp_path, None, *keys, "warmup.steps=3", f"rollout.temperature={temperature}")
+        settings = resolve(config).warmup
+        policy = make_policy(resolve(config).policy, load_method(resolve(config).method), 27)
+        prints.append(warmup_fingerprint(config))
+        params = warmup.warm_up(
+            settings, prints[-1], policy, tmp_path / temperature,
+            batches=warmup.ledger_batches(settings), styles=(), accuracy_of=lambda *_: 0.0,
+            on_progress=lambda *_: None, poll=None,
+        )  # fmt: skip
+        warm.append(jax.tree.map(np.array, params))
+    assert prints[0] == prints[1]
+    jax.tree.map(np.testing.assert_array_equal, *warm)

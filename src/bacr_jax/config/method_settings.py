@@ -80,7 +80,8 @@ class BudgetConfig:
     stages: tuple[float, ...] = key(
         (),
         "largest budget of each of equally long stages of training, as fractions of max, such as "
-        "[1, 0.75, 0.5] (ThinkPrune); larger sampled budgets are lowered to it; empty: one stage",
+        "[1, 0.75, 0.5] (ThinkPrune); larger sampled budgets are lowered to it; a stage ends at "
+        "its share of the steps or of train.max_generated_tokens; empty: one stage",
         "(0, 1]",
     )
     levels: Mapping[str, int] = key(
@@ -327,7 +328,10 @@ class SelfBudgeterConfig:
         6.0, "tolerance at the start, as a fraction of the declared budget", "(0, inf)"
     )
     alpha_end: float = key(
-        0.1, "tolerance at the end; the tolerance decreases linearly", "(0, inf)"
+        0.1,
+        "tolerance at the end of the steps or of train.max_generated_tokens; the tolerance "
+        "decreases linearly",
+        "(0, inf)",
     )
     correct_range: tuple[float, ...] = key(
         (0.5, 1.0), "range of the rewards of correct responses (from memory)", "(-inf, inf)"

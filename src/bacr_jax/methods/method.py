@@ -48,7 +48,8 @@ class GroupBatch:
         turn.
       score_norm_proxy: sum of (1 - p)^2 over each thinking segment, where p is the probability of a
         sampled token (`advantages.segment_score_norm_proxy`).
-      fraction: fraction of training completed, in [0, 1].
+      fraction: completed fraction of training, in [0, 1]. It is the larger of the fractions of the
+        steps and of `train.max_generated_tokens`.
       extra: arrays [Q, G] that the method's `read` and `read_answers` extracted from the text.
       cumulative_score_norm: squared norm of the gradient of the log-probability with respect to the
         logits, accumulated up to each thinking token, and 0 after the last token

@@ -34,7 +34,7 @@ from bacr_jax.training.logging import (
     host_metrics,
     iteration_metrics,
 )
-from bacr_jax.training.run import Run, RunState, RunStateAhead
+from bacr_jax.training.run import Run, RunState, RunStateAhead, completed_fraction
 from bacr_jax.training.undo import UpdateGuard, shares_of
 from bacr_jax.types import Poll, Prompts
 
@@ -70,12 +70,15 @@ def iterate(
       The state after the iteration, and the results to log.
     """
     clock = Clock(step, on_phase)
+    tokens_before = state.generated_tokens
     graded_before = grader_totals(run.task_data)
     # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may need
     # several rounds.
     sampled = sample_step(run, state, step, clock, poll)
     state, (rounds, cursors), notes = guarded(guard, run, state, step, sampled, clock, poll)
     chosen = choose(rounds)
+    # The schedules of the next batch depend on this count, also if it is sampled ahead.
+    state = replace(state, generated_tokens=state.generated_tokens + chosen.tokens)
     # Outcomes weighted by reward.weights are only used for rewards, not for pass rates and logs.
     reward_batch = grading.credited(run.config.reward, chosen.group_batch)
     # Start sampling the next batch (lines 3 to 10) in the background (rollout.async_steps).
@@ -104,21 +107,18 @@ def iterate(
     schedule = stages.adapt_schedule(run, state, rounds[0], step)
     clock.lap("adapt")
     new = replace(
-        state,
-        train=train,
-        curriculum=schedule,
-        stream=cursors,
-        generated_tokens=state.generated_tokens + chosen.tokens,
-        method_state=method_state,
+        state, train=train, curriculum=schedule, stream=cursors, method_state=method_state
     )
     if isinstance(new, RunStateAhead):
         new = with_upcoming(new, upcoming, clock)
+    # Includes the traces that an undone update discards.
+    tokens = int(new.generated_tokens - tokens_before)
     metrics = {**update_metrics, **advantage_metrics}
-    metrics |= iteration_metrics(run, state, new, rounds, chosen)
+    metrics |= iteration_metrics(run, state, new, rounds, chosen, tokens)
     metrics |= host_metrics(clock, graded_before, grader_totals(run.task_data))
     if guard is not None:
         metrics["train/undone"] = float(bool(notes))
-    metrics = clock.timed(metrics, chosen.tokens)
+    metrics = clock.timed(metrics, tokens)
     advantages, values = processes.to_host((advantages, values))
     return new, Iteration(metrics, chosen, advantages, values, notes)
 
@@ -238,12 +238,13 @@ def sample_round(
         # Line 9: sample a trace under each budget, and an answer at each of its truncation points.
         sample = stages.prepare_sampling(run, state, version, plan, prompts, rollout_key, poll)
         rollout = sample()
-    plan = stages.resolve_cuts(run.method, plan, rollout)
+    plan = stages.resolve_cuts(run, plan, rollout)
     clock.lap("rollout")
     # Grade the answers: r(q, t_{:b_j}) of Eq. 7.
     outcomes, verdicts = grading.verify(run, plan, rollout, rollout_key, poll)
     by_reward = grading.reward_scores(run, plan, rollout, outcomes, poll)
-    group_batch = stages.make_group_batch(run, state, plan, rollout, outcomes, by_reward, step)
+    fraction = float(completed_fraction(run, step, state.generated_tokens))
+    group_batch = stages.make_group_batch(run, state, plan, rollout, outcomes, by_reward, fraction)
     useful = stages.useful_questions(run.method, group_batch)
     clock.lap("verify")
     return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors
@@ -272,7 +273,7 @@ def plan_round(
         run.group_sizes,
         method=run.method,
         num_questions=run.config.rollout.questions,
-        largest_budget=largest_budget(run, step),
+        largest_budget=largest_budget(run, step, state.generated_tokens),
     )
     if run.config.budget.shuffle_input:
         plan = with_shuffled_input(plan, key)
@@ -280,16 +281,25 @@ def plan_round(
     return plan, stages.prompts_of(run, plan), cursors
 
 
-def largest_budget(run: Run, step: int) -> Int[Array, ""] | None:
+def largest_budget(run: Run, step: int, generated_tokens: int) -> Int[Array, ""] | None:
     """Returns the upper limit of the budgets in a step, in tokens.
 
     Returns None if `budget.stages` is not set.
+
+    Args:
+      step: number of iterations before the step.
+      generated_tokens: number of tokens generated before the step.
     """
     budget = run.config.budget
     if not budget.stages:
         return None
+    # The stage depends on the ratio of two integers, so that it begins exactly at its share.
+    fraction = completed_fraction(run, step, generated_tokens)
     limit = curriculum.stage_limit(
-        budget.stages, step=step, total_steps=run.total_steps, b_max=budget.max
+        budget.stages,
+        step=fraction.numerator,
+        total_steps=fraction.denominator,
+        b_max=budget.max,
     )
     return jnp.int32(limit)
 

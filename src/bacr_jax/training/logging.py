@@ -60,7 +60,12 @@ class Iteration:
 
 
 def iteration_metrics(
-    run: Run, state: RunState, new: RunState, rounds: Sequence[Round], chosen: Round
+    run: Run,
+    state: RunState,
+    new: RunState,
+    rounds: Sequence[Round],
+    chosen: Round,
+    tokens: int,
 ) -> dict[str, Any]:
     """Returns the metrics of the method, the rollouts, dynamic sampling and the curriculum.
 
@@ -70,6 +75,7 @@ def iteration_metrics(
       rounds: all rounds. Rollout metrics describe the first round, before any questions are
         selected.
       chosen: the batch that the policy was updated on.
+      tokens: number of tokens sampled in the step, including the tokens of discarded traces.
     """
     schedule = new.curriculum
     weights = run.method.question_weights(schedule, run.group_sizes)
@@ -77,9 +83,9 @@ def iteration_metrics(
     metrics |= method_metrics(state.method_state, rounds[0].group_batch, method=run.method)
     metrics |= rollout_metrics(rounds[0])
     if run.method.dynamic_sampling is not None:
-        metrics |= sampling_metrics(rounds, chosen)
+        metrics |= sampling_metrics(rounds, chosen, tokens)
     metrics |= schedule_metrics(schedule, weights, settings=resolve(run.config).method)
-    metrics["rollout/tokens"] = chosen.rollout.counters["tokens"]
+    metrics["rollout/tokens"] = tokens
     metrics["rollout/tokens_total"] = int(new.generated_tokens)
     if isinstance(state, RunStateAhead):
         metrics["rollout/staleness"] = state.prefetched.is_sampled
@@ -162,18 +168,23 @@ def budgets_by_group(
     return metrics
 
 
-def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
+def sampling_metrics(rounds: Sequence[Round], chosen: Round, tokens: int) -> dict[str, Any]:
     """Returns the metrics of dynamic sampling.
 
     These are the number of rounds, the share of useful questions, the number of questions that only
     fill up the batch, and the number of tokens in discarded traces.
+
+    Args:
+      rounds: all rounds.
+      chosen: the batch that the policy was updated on.
+      tokens: number of tokens sampled in the step, including the tokens of discarded traces.
     """
     batch_tokens = sampled_counters(chosen.rollout.trunks, chosen.rollout.branches)["tokens"]
     return {
         "sampling/rounds": len(rounds),
         "sampling/useful_share": np.mean([one.useful.mean() for one in rounds]),
         "sampling/filled": int((~chosen.useful).sum()),
-        "sampling/dropped_tokens": chosen.tokens - batch_tokens,
+        "sampling/dropped_tokens": tokens - batch_tokens,
     }
 
 

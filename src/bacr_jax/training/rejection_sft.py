@@ -173,10 +173,12 @@ def imitate(
 
     frozen, trained = adapters.split(params)
     optimizer = supervised_optimizer()
+    # Supervised training maximizes the likelihood itself, at any rollout.temperature.
+    spec = dataclasses.replace(run.policy.learner, conditioning=None, value=None, temperature=1.0)
     training = WarmUp(
         settings=resolve(run.config).warmup,
         batches=batch,
-        spec=dataclasses.replace(run.policy.learner, conditioning=None, value=None),
+        spec=spec,
         tx=optimizer,
         params=trained,
         opt_state=optimizer.init(trained),

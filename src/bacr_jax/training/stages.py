@@ -143,18 +143,20 @@ def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
     return run.task_data.train.at(plan.rows, plan.input_budgets)
 
 
-def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
+def resolve_cuts(run: Run, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
     """Converts truncation points (cuts) that depend on a trace's length to token positions.
 
     Methods with `Method.cuts_relative_to_length` plan their cuts as fractions of the budget, before
     the length of the trace is known. For other methods, the plan is returned unchanged.
     """
-    if not method.cuts_relative_to_length:
+    if not run.method.cuts_relative_to_length:
         return plan
     lengths = np.asarray(rollout.trunks.thinking)
     limits = np.asarray(rollout.trunks.budgets)
     cuts = np.asarray(plan.cuts)
-    cuts_in_tokens = cuts_of_trace(_by_row(cuts), lengths, limits)
+    # Add the grace window before rescaling, because the sampler does so (`rollout.rows`).
+    graced_cuts = with_grace(_by_row(cuts), limits, run.config.budget.grace)
+    cuts_in_tokens = cuts_of_trace(graced_cuts, lengths, limits)
     return dataclasses.replace(plan, cuts=jnp.asarray(cuts_in_tokens.reshape(cuts.shape)))
 
 
@@ -165,15 +167,15 @@ def make_group_batch(
     rollout: Rollout,
     outcomes: Float[np.ndarray, "Q G M A"],
     by_reward: Mapping[str, Float[np.ndarray, "Q G M A"]],
-    step: int,
+    fraction: float,
 ) -> GroupBatch:
     """Returns the `GroupBatch`, which contains the inputs of the method's rewards and advantages.
 
     Args:
-      state: state of the run. Only used if the method needs token scores
-        (`Method.needs_score_norms`).
+      state: state of the run. Only used if `Method.needs_score_norms` is true.
       outcomes: correctness of each of the A answers at each of the M truncation points.
       by_reward: score of every answer under each reward in `reward.weights`.
+      fraction: completed fraction of training before this step (`run.completed_fraction`).
     """
     trunks = rollout.trunks
     branches = rollout.branches
@@ -195,7 +197,7 @@ def make_group_batch(
         "by_answer": outcomes,
         "by_reward": dict(by_reward),
         "score_norm_proxy": np.asarray(score_norm_proxy).reshape(plan.cuts.shape),
-        "fraction": np.float32(step / run.total_steps),
+        "fraction": np.float32(fraction),
         "answer_lengths": answer_lengths,
         "sampled": by_group(trunks.sampled),
     }
@@ -237,9 +239,10 @@ def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, 
     trace may exceed its budget, belongs to the last segment. A cut inside the closing tag is moved
     to the end of the tag, because its answer was sampled after the whole tag (`rollout.branches`).
     """
-    cuts = with_grace(
-        _by_row(np.asarray(plan.cuts)), np.asarray(trunks.budgets), run.config.budget.grace
-    )
+    cuts = _by_row(np.asarray(plan.cuts))
+    # Cuts that depend on a trace's length already include the window (`resolve_cuts`).
+    if not run.method.cuts_relative_to_length:
+        cuts = with_grace(cuts, np.asarray(trunks.budgets), run.config.budget.grace)
     tag_start = np.asarray(trunks.thinking)[:, None]
     tag_end = np.asarray(trunks.sampled)[:, None]
     return np.where((tag_start < cuts) & (cuts < tag_end), tag_end, cuts)
@@ -331,8 +334,7 @@ def first_step_values(
         return train, values
     mean, others = _first_values(state.method_state, group_batch, method=run.method)
     head = value.with_bias(train.head, mean)
-    # Keep the sharding, because the next stages are compiled for the sharding of the predicted
-    # values.
+    # Keep the sharding of the predicted values, for which the next stages are compiled.
     return dataclasses.replace(train, head=head), jax.device_put(others, values.sharding)
 
 
@@ -392,8 +394,7 @@ def compute_advantages(
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
     )
-    # Logged for all methods, because these metrics describe the effect that score weighting would
-    # have.
+    # Logged for all methods, because they describe the effect that score weighting would have.
     scores = _score_statistics(token_level.returns, chosen.group_batch.score_norm_proxy)
     return token_level, metrics | {f"score/{name}": x for name, x in scores.items()}
 
@@ -553,8 +554,7 @@ def update_method(
 
     Otherwise, a single non-finite number would stay in every running mean forever.
     """
-    # Use two compiled programs, because compiling the check together with the update changes the
-    # rounding of the running statistics.
+    # Use two compiled programs, because a joint program rounds the running statistics differently.
     new = _update_if_finite(method_state, group_batch, rewards, values, method=method)
     return _new_if_finite(new, method_state)
 

@@ -474,7 +474,8 @@ def warm_up(
         prompts that end with the first token of that style. If the style is None, the evaluation
         questions are used.
     """
-    spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
+    # Supervised training maximizes the likelihood itself, at any rollout.temperature.
+    spec = dataclasses.replace(policy.learner, conditioning=None, value=None, temperature=1.0)
     key = jax.random.fold_in(jax.random.key(settings.seed), 0)
     paths = WarmupPaths(folder)
     with contextlib.ExitStack() as stack:
