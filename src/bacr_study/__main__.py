@@ -154,6 +154,24 @@ def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
     return "\n".join(lines)
 
 
+def warnings_of(study: Study, runs: Sequence[PlannedRun]) -> list[str]:
+    """Returns the warnings of `--dry-run` about settings that should be changed before the runs."""
+    from bacr_study.configured import held_out_budgets, held_out_warnings
+
+    by_task: dict[str, list[list[int]]] = {task.id: [] for task in study.tasks}
+    for (task_id, _), budgets in held_out_budgets(runs).items():
+        if budgets not in by_task[task_id]:
+            by_task[task_id].append(budgets)
+    lines = []
+    for task in study.tasks:
+        for warning in held_out_warnings(task, by_task[task.id]):
+            lines.append(
+                f"WARNING, {warning}; to compare the two, set eval.budgets of the task before its "
+                "first run"
+            )
+    return lines
+
+
 def check_inputs(study: Study, runs: Sequence[PlannedRun]) -> None:
     """Checks that the models and data sets of all untrained runs can be loaded.
 
@@ -289,7 +307,7 @@ def main(argv: Sequence[str] | None) -> int:
         return 0
     if arguments.dry_run:
         jobs = len(schedule.shares(study.devices_per_run, arguments.jobs))
-        print(forecast(study, runs, jobs))
+        print(*warnings_of(study, runs), forecast(study, runs, jobs), sep="\n")
         return 0
     if arguments.only is not None:
         from bacr_study.work import run_one

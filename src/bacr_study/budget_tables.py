@@ -21,14 +21,12 @@ def free_tables(results: Results, study: Study) -> Iterator[Table]:
     names = items.row_names(study)
     rows: list[list[Item]] = []
     for entry in results["free"]:
-        tokens = f"{entry['tokens']:,.1f}"
-        if not entry["inside"]:
-            tokens += "*"
+        star = "" if entry["inside"] else "*"
         row: list[Item] = [
             names[entry["variant"]],
             study.task(entry["task"]).label,
             budget_name(entry["budget"]),
-            Shown(tokens, (entry["tokens"],)),
+            Shown(f"{entry['tokens']:,.1f}", (entry["tokens"],), marks=star),
             _percent(entry["accuracy"]),
             _percent(entry["free_accuracy"]),
             items.difference_item(entry),

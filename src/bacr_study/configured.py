@@ -5,7 +5,7 @@ generated data sets. The module also checks, before a run, that its evaluation h
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import DataConfig
+from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.methods.published import given_by
@@ -20,8 +21,9 @@ from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.missing import without_missing
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_study.cells import Cell, ids_digest
+from bacr_study.items import budget_list
 from bacr_study.plan import PlannedRun
-from bacr_study.spec import Evaluation, Study
+from bacr_study.spec import Evaluation, Study, Task
 
 # Data sets that are generated rather than read from files. They may contain duplicate problems.
 _GENERATED = ("ledger",)
@@ -62,10 +64,12 @@ class Configured:
     Attributes:
       settings: the values of the config keys in `SHOWN`, by task and variant key.
       problems: the problems of generated data sets, by task and evaluation set.
+      held_out: the result of `held_out_budgets`.
     """
 
     settings: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     problems: Mapping[tuple[str, str], Problems] = field(default_factory=dict)
+    held_out: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
 
 
 def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
@@ -81,7 +85,44 @@ def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
     for run in run_of_task.values():
         for name, problems_of_set in _problems(study, run).items():
             problems[run.task, name] = problems_of_set
-    return Configured(settings, problems)
+    return Configured(settings, problems, held_out_budgets(runs))
+
+
+def held_out_budgets(runs: Sequence[PlannedRun]) -> dict[tuple[str, str], list[int]]:
+    """Returns the budgets over which held-out accuracy during training is averaged.
+
+    The config key `eval.budgets` contains these budgets. They can differ from the task's budgets,
+    over which tables average the accuracy of finished runs.
+
+    Returns:
+      The positive budgets by task and variant key. Runs without training, and runs that do not
+      measure held-out accuracy during training, are left out.
+    """
+    budgets = {}
+    for run in runs:
+        evaluation = run.config.eval
+        is_trained = run.config.train.steps != 0
+        if is_trained and selection_set(evaluation, run.config.data) == HOLDOUT:
+            positive_budgets = [budget for budget in evaluation.budgets if budget > 0]
+            if positive_budgets:
+                budgets[run.task, run.variant.key] = positive_budgets
+    return budgets
+
+
+def held_out_warnings(task: Task, held_out: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Yields a warning if held-out accuracy is averaged over other budgets than the task's.
+
+    Args:
+      task: the task.
+      held_out: the different entries of `held_out_budgets` for the task.
+    """
+    others = [budget_list(budgets) for budgets in held_out if tuple(budgets) != task.budgets]
+    if others:
+        yield (
+            f"{task.label}: held-out accuracy during training is a mean over the budgets "
+            f"{' or '.join(others)} (eval.budgets), but the tables have the budgets "
+            f"{budget_list(task.budgets)}"
+        )
 
 
 def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:

@@ -201,14 +201,16 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     paired by seed: the ratio is exp of the mean log ratio, with its t interval.
 
     Returns:
-      A list of records with the fields
+      A list of records, which is empty if the reference arm does not gain accuracy (end <= start),
+      because a share of its gain is then no accuracy that training reaches. The records have the
+      fields
         variant: key of the variant.
         axis: one of `AXES`.
         share, level: the entry of `SHARES` and the accuracy that it corresponds to.
         seeds, reached: the number of seeds, and how many of them reach the level.
         time: an estimate over seeds; None unless all seeds reach the level.
         ratio: the time divided by the reference arm's time; None for the reference arm itself, or
-          if a time is missing.
+          if a time is missing or 0.
     """
     study = grid.study
     if not study.references:
@@ -219,6 +221,8 @@ def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     if not ends:
         return []
     start, stop = np.mean(ends, axis=0)
+    if stop <= start:
+        return []
     records = []
     for share, axis in itertools.product(SHARES, AXES):
         level = float(start + share * (stop - start))
@@ -269,7 +273,8 @@ def _ratio(
 
     Returns:
       The fields of an `Estimate` of the ratio. None if the arguments have no seed in common, or if
-      either time of a common seed is None.
+      either time of a common seed is None or 0. A time is 0 if the run starts at the level or above
+      it, and has no logarithm.
     """
     pairs = [(time, others[seed]) for seed, time in times.items() if seed in others]
     log_ratios = [float(np.log(time / other)) for time, other in pairs if time and other]

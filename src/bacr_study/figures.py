@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_jax.report.charts import Axis, Chart, Mark, Series, ordered_style, stepped
+from bacr_study import items
 from bacr_study.budget_figures import free_series, swap_figures
 from bacr_study.figure_parts import (
     EstimateRecord,
@@ -541,7 +542,9 @@ def convergence_figures(results: Results, study: Study) -> Iterator[StudyFigure]
             title=f"Training: {task.label}",
             caption=f"Means over {len(study.seeds)} seeds, shades: 95 % intervals. Above: reward "
             "as each method defines it, averaged in thirtieths of the run; rewards of methods "
-            "can't be compared. Below: greedy accuracy on held-out problems, mean over budgets.",
+            "can't be compared. Below: greedy accuracy on held-out problems, "
+            f"{items.held_out_phrase(results, task)}."
+            f"{items.no_gain_sentence(results, study, task)}",
             rows=rows,
         )
 
@@ -578,10 +581,11 @@ def _schedule_chart(
     series = []
     for number, group in enumerate(groups):
         series.append(
-            Series(
-                f"group {number}{remarks.get(number, '')}",
-                colour=shade(number, len(groups)),
+            replace(
+                ordered_style(number, len(groups)),
+                label=f"group {number}{remarks.get(number, '')}",
                 line=_GROUP_LINES[number % 4],
+                has_few_markers=True,
                 **band(group[key], scale),
             )
         )

@@ -44,6 +44,38 @@ def budget_phrase(budget: str) -> str:
     return f"budget {budget_name(budget)}"
 
 
+def budget_list(budgets: Sequence[int]) -> str:
+    """Lists budgets, such as `512, 1,024`."""
+    return ", ".join(f"{budget:,}" for budget in budgets)
+
+
+def held_out_phrase(results: Results, task: Task) -> str:
+    """Returns over which budgets held-out accuracy is averaged: `mean over budgets 8, 16`.
+
+    The budgets are the config key `eval.budgets` of the runs, and not the task's budgets.
+    """
+    budgets = results["convergence"][task.id].get("held_out_budgets", [])
+    if len(budgets) == 1:
+        return f"mean over budgets {budget_list(budgets[0])}"
+    if budgets:
+        return "mean over the budgets of each method's eval.budgets"
+    return "mean over budgets"
+
+
+def no_gain_sentence(results: Results, study: Study, task: Task) -> str:
+    """Returns the sentence of a caption that explains why a task has no times to an accuracy.
+
+    The sentence starts with a space. It is empty if the first reference arm (the method that the
+    others are compared with) gains held-out accuracy, or if its held-out accuracy is unknown.
+    """
+    section = results["convergence"][task.id]
+    for reference in study.references[:1]:
+        if "accuracy" in section["curves"].get(reference, {}) and not section["thresholds"]:
+            name = study.arm(reference).name
+            return f" There are no times to a held-out accuracy, because {name} gains none."
+    return ""
+
+
 def signed(value: float) -> str:
     """Formats a number with one decimal and its sign, such as `+4.1`.
 

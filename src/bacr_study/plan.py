@@ -34,10 +34,17 @@ if TYPE_CHECKING:
     # The module imports JAX, which `--list` does not need.
     from bacr_study.cells import Cell
 
-# Config keys that must not be set in a study, and the reason.
+# Config keys that must not be set in a study, with their only value and the reason.
 _NOT_IN_STUDIES = {
-    "grader": "a study counts correct answers, but a custom grader can give scores between 0 and 1",
-    "warmup.dir": "a study stores its warm-ups in the folder of --out, where its runs share them",
+    "grader": (
+        None,
+        "a study counts correct answers, but a custom grader can give scores between 0 and 1",
+    ),
+    "warmup.dir": (
+        None,
+        "a study stores its warm-ups in the folder of --out, where its runs share them",
+    ),
+    "output.log_every": (1, "a study's training curves need the metrics of every step"),
 }
 
 
@@ -257,11 +264,11 @@ def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Con
     config = study.config_of(task.id, arm.id, varied)
     checks.check(config)
     flat = config_io.flatten(config)
-    for key, reason in _NOT_IN_STUDIES.items():
-        if flat[key] is not None:
+    for key, (value, reason) in _NOT_IN_STUDIES.items():
+        if flat[key] != value:
             raise UserError(
                 f"{key}={flat[key]}: this key can't be set in a study, because {reason}; set it "
-                "to null"
+                f"to {config_io.value_text(value)}"
             )
     return config
 

@@ -19,7 +19,7 @@ from bacr_jax.report.html_page import SCRIPT, STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study import budget_use, curves, effects
 from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
-from bacr_study.configured import Configured
+from bacr_study.configured import Configured, held_out_warnings
 from bacr_study.failures import failure_rates
 from bacr_study.figure_parts import StudyFigure
 from bacr_study.figures import draw_figures
@@ -104,13 +104,14 @@ def build_results(
       * free, free_curves, swap: the results of `budget_use.free_distances`,
         `budget_use.free_curves` and `budget_use.swaps`.
       * difficulty, ablation, convergence, curriculum, contrasts: present only if the study has the
-        view of this name.
+        view of this name. For each task, `convergence` also has `held_out_budgets`: the lists of
+        budgets over which held-out accuracy is averaged, if known.
     """
     grid = Grid(study, cells)
     results: dict[str, Any] = {
         "study": _study_object(study),
         "missing": [id_ for id_ in study.cell_ids() if id_ not in cells],
-        "provenance": _provenance(cells.values()),
+        "provenance": _provenance([cell for cell in cells.values() if study.has_runs(cell.arm)]),
         "cells": {id_: _without(vars(cell), _LONG_FIELDS) for id_, cell in cells.items()},
         "problems": _problem_counts(cells.values(), facts),
         "means": {task.id: _means(grid, task) for task in study.tasks},
@@ -122,7 +123,6 @@ def build_results(
         "free_curves": budget_use.free_curves(grid),
         "swap": budget_use.swaps(grid),
     }
-    results["warnings"] = list(_warnings(study, results))
     sections: dict[str, Callable[[Grid], Any]] = {
         "difficulty": effects.difficulty,
         "ablation": effects.ablation,
@@ -133,9 +133,35 @@ def build_results(
     for view, section in sections.items():
         if view in study.views:
             results[view] = section(grid)
+    for task_id, section_of_task in results.get("convergence", {}).items():
+        section_of_task["held_out_budgets"] = _held_out_budgets(
+            facts, task_id, section_of_task["curves"]
+        )
+    results["warnings"] = list(_warnings(study, results))
     # Converted to JSON and back, so that tables and figures use exactly the numbers in the file.
     text = json.dumps(rounded(results, _DIGITS), allow_nan=False)
     return json.loads(text)
+
+
+def _held_out_budgets(
+    facts: Configured, task: str, variants: Collection[str]
+) -> list[Sequence[int]]:
+    """Returns the different budgets over which the held-out accuracies of a task are averaged.
+
+    Args:
+      facts: information about the runs that the cells do not store.
+      task: id of the task.
+      variants: keys of the variants (method and swept value) that have training curves.
+
+    Returns:
+      One list of budgets if all runs are evaluated at the same ones. Empty if they are not known.
+    """
+    by_text = {}
+    for variant in variants:
+        budgets = facts.held_out.get((task, variant))
+        if budgets:
+            by_text[str(budgets)] = budgets
+    return list(by_text.values())
 
 
 def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any]:
@@ -344,11 +370,18 @@ def _provenance_text(cell: Cell, key: str) -> str:
 
 def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     """Yields the warnings that the report shows before the results."""
-    missing = len(results["missing"])
-    if missing:
+    run_ids = list(study.cell_ids(has_votes=False))
+    missing_ids = set(results["missing"])
+    missing_runs = missing_ids.intersection(run_ids)
+    text = ""
+    if missing_runs:
+        text = f"{len(missing_runs)} of {len(run_ids)} runs"
+    elif missing_ids:
+        text = f"{len(missing_ids)} majority votes"
+    if text:
         yield (
-            f"the results of {missing} of {missing + len(results['cells'])} runs are missing, so "
-            "the means of different methods may be over different seeds"
+            f"the results of {text} are missing, so the means of different methods may be over "
+            "different seeds"
         )
     if len(study.seeds) == 1:
         yield (
@@ -374,6 +407,8 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
         lines = results["provenance"][key]
         if len(lines) > 1:
             yield f"the runs are from {len(lines)} {plural}: {'; '.join(lines)}"
+    for task_id, section in results.get("convergence", {}).items():
+        yield from held_out_warnings(study.task(task_id), section["held_out_budgets"])
 
 
 _STYLE = """
@@ -416,8 +451,10 @@ def page(
     provenance = []
     for key, lines in sorted(results["provenance"].items()):
         provenance.append(f"{key}: {'; '.join(lines)}")
+    cells = results["cells"].values()
     return _render(
         "study.html",
+        num_runs=sum(study.has_runs(cell["arm"]) for cell in cells),
         title=study.heading,
         study=study,
         results=results,

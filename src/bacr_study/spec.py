@@ -358,15 +358,24 @@ class Study:
         budgets = self.focus or (second_smallest,)
         return [*map(str, budgets), MEAN]
 
-    def cell_ids(self) -> Iterator[str]:
-        """Yields the ids of all runs' results, ordered by task, variant and seed."""
+    def cell_ids(self, *, has_votes: bool = True) -> Iterator[str]:
+        """Yields the ids of all runs' results, ordered by task, variant and seed.
+
+        Args:
+          has_votes: True to include majority votes, which have results but no runs.
+        """
         combinations = itertools.product(
             self.tasks,
             self.variants(),
             self.seeds,
         )
         for task, variant, seed in combinations:
-            yield cell_id(task.id, variant, seed)
+            if has_votes or self.has_runs(variant.arm):
+                yield cell_id(task.id, variant, seed)
+
+    def has_runs(self, arm: str) -> bool:
+        """True if an arm (a method) has runs, False if its results are votes over other runs."""
+        return self.arm(arm).of is None
 
     def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
         """Builds the resolved config of a run, without seed and folders.

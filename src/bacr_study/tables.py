@@ -476,10 +476,11 @@ def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
             list(rows.values()),
             groups=groups,
             words=2,
-            caption=f"Levels: shares of what {reference} gains in mean held-out accuracy. "
-            "Time: mean ± half the 95 % t interval over seeds, where every seed reaches "
-            f"the level. Ratio: to {reference}, geometric mean over seeds with its "
-            "interval; below 1 is faster.",
+            caption=f"Levels: shares of what {reference} gains in held-out accuracy (greedy, "
+            f"{items.held_out_phrase(results, task)}). Time: mean ± half the 95 % t interval over "
+            "seeds, where every seed reaches the level; 0 if they start there. Ratio: to "
+            f"{reference}, geometric mean over seeds with its interval, where all times are above "
+            "0; below 1 is faster.",
             name=f"convergence_{task.id}",
         )
 

@@ -15,6 +15,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import binomtest
 
+import replay_alarms
 from bacr_jax.evaluation.decline import accuracy_declined
 from bacr_jax.report import figures
 from bacr_study.statistics import crossed_test
@@ -411,3 +412,123 @@ def test_the_distill_page_has_the_accuracies_and_updates(arm, label):
     row = " | ".join([label, *updates, *means, at_8, f"{thinking:.1f}"])
     page = (ROOT / "docs" / "studies" / "distill.md").read_text()
     assert f"| {row} |" in page, row
+
+
+def text_of(page):
+    """Returns the words of a page of docs/, separated by single spaces."""
+    return " ".join((ROOT / "docs" / page).read_text().split())
+
+
+def test_the_page_of_studies_counts_the_differences_of_all_committed_studies():
+    by_interval = by_holm = 0
+    for path in sorted((ROOT / "docs" / "results").glob("*/results.json.xz")):
+        results = json.loads(lzma.decompress(path.read_bytes()))
+        for entry in [*results["comparisons"], *results.get("contrasts", [])]:
+            if "simultaneous_low" in entry:
+                by_interval += entry["simultaneous_low"] > 0 or entry["simultaneous_high"] < 0
+                by_holm += entry["p_holm"] < 0.05
+    text = (
+        f"In the committed studies they find {by_interval} differences and Holm's test {by_holm}."
+    )
+    assert text in text_of("study.md")
+
+
+# Committed studies whose runs have a known end. Runs that a study shares with an earlier one of
+# this list count in the earlier one.
+STUDIES = (
+    *("main", "elsewhere", "hard", "rivals", "scale", "ablation", "controls", "sensitivity"),
+    *("told", "smollm2", "distill"),
+)
+# Committed studies without an evaluation before training.
+OPEN_ENDED = ("search", "search-elsewhere", "rivals-search", "smollm2-updates")
+# Number of held-out questions.
+HELD_OUT = 256
+
+
+@pytest.fixture(scope="module")
+def trained_runs():
+    """Cell and replayed alarms of each trained run, by study. No run occurs twice."""
+    by_study = {}
+    seen = set()
+    for study in STUDIES:
+        by_id = {cell["id"]: cell for cell in cells(f"{study}-cpu")}
+        by_study[study] = []
+        for run in replay_alarms.runs_in(ROOT / "docs" / "results" / f"{study}-cpu"):
+            cell = by_id[run.name.partition("/")[2]]
+            fields = ("task", "config_sha", "seed", "wall_seconds", "generated_tokens")
+            key = tuple(cell[field] for field in fields)
+            if key not in seen:
+                by_study[study].append((cell, replay_alarms.report_of(run)))
+            seen.add(key)
+    return by_study
+
+
+def means_that_fell(study):
+    """Counts the trained runs whose mean greedy accuracy over the task's budgets fell."""
+    path = ROOT / "docs" / "results" / f"{study}-cpu" / "results.json.xz"
+    tasks = json.loads(lzma.decompress(path.read_bytes()))["study"]["tasks"]
+    task_of = {task["id"]: task for task in tasks}
+    by_id = {cell["id"]: cell for cell in cells(f"{study}-cpu")}
+
+    def mean(cell):
+        task = task_of[cell["task"]]
+        greedy = cell["sets"][task["main"]]["greedy"]
+        return np.mean([greedy[str(budget)]["accuracy"] for budget in task["budgets"]])
+
+    count = collections.Counter()
+    for cell in by_id.values():
+        if cell["steps"]:
+            before = by_id[f"{cell['task']}.cot.{cell['seed']}"]
+            count[cell["task"]] += accuracy_declined(mean(before), mean(cell), HELD_OUT)
+    return count
+
+
+def test_the_page_of_results_counts_the_means_that_fell(trained_runs):
+    page = text_of("results.md")
+    fell = {}
+    for study, runs in trained_runs.items():
+        fell[study] = sum(bool(report["mean_fell"]) for _, report in runs)
+    shares = [
+        f"{fell[study]} of {len(trained_runs[study])}"
+        for study in ("hard", "rivals", "scale", "distill")
+    ]
+    unchanged = ("ablation", "controls", "sensitivity", "told")
+    assert sum(fell[study] for study in unchanged) == 0
+    assert (
+        f"in {shares[0]} runs of hard, {shares[1]} of rivals, {shares[2]} of scale, {shares[3]} of "
+        f"distill, and none of {sum(len(trained_runs[study]) for study in unchanged)} of"
+    ) in page
+
+    both = [run for study in ("main", "elsewhere") for run in trained_runs[study]]
+    failed = sum(bool(report["failed"]) for _, report in both)
+    means = means_that_fell("main") + means_that_fell("elsewhere")
+    held_out = collections.Counter(cell["task"] for cell, report in both if report["mean_fell"])
+    assert (
+        f"in main and elsewhere {failed} runs failed at some budget, but {means.total()} greedy "
+        f"means over the tasks' budgets fell. Held-out means fell in {held_out.total()}, "
+        f"{held_out['count_bits']} of them on count_bits, where"
+    ) in page
+    assert means["count_bits"] == 0
+
+
+def test_the_page_of_alarms_counts_the_runs_of_studies(trained_runs):
+    page = text_of("alarms.md")
+    runs = [run for of_study in trained_runs.values() for run in of_study]
+    closed = sum("closed_answers" in cell["curve"][-1] for cell, _ in runs)
+    counts = replay_alarms.counts_of([report for _, report in runs])
+    assert (
+        f"{counts['runs']} runs of studies (shared ones once) have only the mean reward of each "
+        f"step, {closed} also closed answers. {counts['failed']} ended worse, one with an alarm."
+    ) in page
+    assert counts["failed_with_alarm"] == 1 and counts["fine_with_alarm"] == 0
+    reports = []
+    for study in OPEN_ENDED:
+        folder = ROOT / "docs" / "results" / f"{study}-cpu"
+        reports += map(replay_alarms.report_of, replay_alarms.runs_in(folder))
+    alarmed = [
+        report for report in reports if not replay_alarms.OF_RUIN.isdisjoint(report["alarms"])
+    ]
+    assert len(alarmed) == 1
+    assert (
+        f"No other sound run has an alarm, and one of {len(reports)} without a known end." in page
+    )

@@ -7,8 +7,8 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.report import figures, pictures
-from bacr_jax.report.charts import smoothed
-from bacr_jax.report.evaluation_charts import CUT_EARLY, accuracy_charts
+from bacr_jax.report.charts import Series, smoothed
+from bacr_jax.report.evaluation_charts import CUT_EARLY, accuracy_charts, mean_over_steps
 from bacr_jax.report.run_data import RunData
 
 
@@ -161,3 +161,51 @@ def test_the_policy_before_training_cut_early_is_a_curve_by_tokens():
     assert curve.x == [3.0, 6.0] and curve.y == pytest.approx([10.0, 20.0])
     # No cuts were measured with sampling.
     assert CUT_EARLY not in curves(sampled)
+
+
+class TestMeanOverSteps:
+    def charts_of(self, runs):
+        """Returns the charts of runs, whose evaluations are mappings of budgets to accuracies."""
+        evaluations = {
+            label: [
+                (
+                    step,
+                    {"greedy": {key: entry(value, 0.0, 1.0) for key, value in by_budget.items()}},
+                )
+                for step, by_budget in enumerate(of_run)
+            ]
+            for label, of_run in runs.items()
+        }
+        (chart,) = mean_over_steps(evaluations, dict.fromkeys(runs, Series("", [], [], "s1")))
+        return chart
+
+    def test_means_are_over_the_positive_budgets_that_all_runs_share(self):
+        one = {"0": 0.0, "8": 0.2, "64": 0.4, "1024": 0.6, "none": 1.0}
+        other = {"0": 0.0, "64": 0.5, "1024": 0.7, "none": 1.0}
+        chart = self.charts_of({"one": [one, one], "other": [other]})
+        found = curves(chart)
+        assert found["one"].x == [0.0, 1.0] and found["one"].y == pytest.approx([50.0, 50.0])
+        assert found["other"].y == pytest.approx([60.0])
+        assert chart.note == "budgets: 64, 1,024"
+
+    def test_a_run_that_was_resumed_with_other_budgets_has_the_shared_ones(self):
+        runs = {"one": [{"8": 0.2, "16": 0.4}, {"16": 0.5, "32": 0.9}], "other": [{"16": 0.1}]}
+        chart = self.charts_of(runs)
+        assert curves(chart)["one"].y == pytest.approx([40.0, 50.0])
+        assert chart.note == "budgets: 16"
+
+    def test_runs_without_a_shared_budget_have_no_curve(self):
+        chart = self.charts_of({"one": [{"0": 0.1, "8": 0.2}], "other": [{"0": 0.2, "16": 0.3}]})
+        assert chart.drawn == []
+        assert chart.title.endswith("(the runs have no positive budget in common)")
+
+    def test_a_run_without_a_decoding_does_not_restrict_its_budgets(self):
+        sampled = {"sampled": {"8": entry(0.5, 0.0, 1.0)}}
+        evaluations = {"one": [(0, sampled)], "other": [(0, {"greedy": {}} | BEFORE)], "none": []}
+        styles = dict.fromkeys(evaluations, Series("", [], [], "s1"))
+        charts = {
+            chart.title.split(", ")[1]: chart for chart in mean_over_steps(evaluations, styles)
+        }
+        assert curves(charts["sampled"])["other"].y == pytest.approx([27.0])
+        assert charts["greedy"].note == "budgets: 8, 16"
+        assert set(curves(charts["greedy"])) == {"other"}

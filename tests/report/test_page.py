@@ -269,6 +269,24 @@ class TestComparison:
         found = write_comparison([one, two], [], None).read_text()
         assert "</span>before</li>" not in found
 
+    @pytest.mark.parametrize(("difference", "is_drawn"), [(0.0, True), (0.01, False)])
+    @pytest.mark.parametrize("has_dense_curve", [0, 1])
+    def test_the_policy_cut_early_is_drawn_if_all_runs_began_with_it(
+        self, tmp_path, difference, is_drawn, has_dense_curve
+    ):
+        folders = self.folders(tmp_path)
+        spec = "math500:data/test.jsonl"
+        for index, folder in enumerate(folders):
+            records = [json.loads(line) for line in (folder / "eval.jsonl").open()]
+            records[0]["sets"][spec]["greedy"]["64"]["accuracy"] += difference * index
+            if index == has_dense_curve:
+                curve = {"32": entry(0.1, 32), "64": entry(0.15, 64)}
+                records[0]["dense"] = {spec: {"greedy": {"budget": 256, "curve": curve}}}
+            lines(folder / "eval.jsonl", records)
+        found = write_comparison(folders, [], None).read_text()
+        assert ("before, cut at smaller budgets" in found) == is_drawn
+        assert ("</span>before</li>" in found) == is_drawn
+
     def test_runs_with_different_sets_stand_beside_each_other(self, tmp_path):
         one = make_whole_run(tmp_path / "a")
         two = make_whole_run(tmp_path / "b", spec="gsm8k:x.jsonl")

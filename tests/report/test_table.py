@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bacr_jax.report import table
-from bacr_jax.report.table import Table
+from bacr_jax.report.table import NONE, Shown, Table
 
 
 def entry(accuracy, low, high, tokens):
@@ -97,6 +97,28 @@ def test_markdown_escapes_bars():
 def test_markdown_keeps_every_text_in_its_line():
     text = Table("A\n# B <b>", ["n\n1"], [["x\r\n\ny"]], caption="p < .05,\n\n<i>|").markdown()
     assert text == "### A # B &lt;b>\n\n| n 1 |\n| --- |\n| x y |\n\np < .05, &lt;i>\\|\n"
+
+
+def test_csv_has_the_numbers_and_every_text():
+    interval = Shown("50.0 ± 10.0", (50.0, 40.0, 60.0), marks="†")
+    without_ends = Shown("7.0", (7.0, None, None))
+    rows = [
+        ["numbers", interval, Shown("1 of 5", (1,)), interval],
+        ["text", "55.8 to 0.0 at 48, seed 2", "never", without_ends],
+        ["nothing", NONE, NONE, NONE],
+        ["star", without_ends, Shown("2.0", (2.0,), marks="*"), ""],
+    ]
+    groups = [("", 1), ("task", 2), ("", 1)]
+    text = Table("", ["row", "a", "b", "c"], rows, groups=groups).csv()
+    assert text.splitlines() == [
+        "row,task a,task a low,task a high,task a marks,task b,task b marks,c,c low,c high,c marks",
+        "numbers,50,40,60,†,1,,50,40,60,†",
+        'text,"55.8 to 0.0 at 48, seed 2",,,,never,,7,,,',
+        "nothing,,,,,,,,,,",
+        "star,7,,,,2,*,,,,",
+    ]
+    # A dash in a column of text is a text.
+    assert Table("", ["a"], [[NONE], ["x"]]).csv() == "a\n-\nx\n"
 
 
 def test_html_escapes_markup():

@@ -4,11 +4,14 @@ import dataclasses
 
 import pytest
 
-from bacr_jax.report.charts import Series
+from bacr_jax.report import vega
+from bacr_jax.report.charts import SMOOTH_FROM, Series
+from bacr_jax.report.curve_styles import styles_of
 from bacr_jax.report.run_data import read_run
 from bacr_jax.report.training_charts import (
     calibrated,
     calibration,
+    compared_charts,
     machinery_charts,
     training_charts,
     value_points,
@@ -64,6 +67,63 @@ def test_each_of_several_rewards_is_a_line_beside_their_mean():
         [{"step": n, "reward/mean": 0.5} for n in (1, 2, 3)], "curriculum"
     )
     assert {one.label for one in alone.drawn} == {""}
+
+
+def looks_of(chart):
+    """Returns what a legend shows of each labelled curve: its colour and its marker."""
+    return [(vega.colour_name(one), one.marker) for one in chart.drawn if one.label]
+
+
+@pytest.mark.parametrize("steps", [4, 3 * SMOOTH_FROM])
+@pytest.mark.parametrize("curves", [2, 6, 7, 8, 16])
+@pytest.mark.parametrize(
+    ("metric", "title"),
+    [
+        ("reward/cut_", "Share correct by cut"),
+        ("curriculum/mu_", "Scheduled location of budgets"),
+        ("curriculum/pass_rate_", "Pass rate"),
+        ("rewards/mine_", "Reward"),
+    ],
+)
+def test_curves_of_many_cuts_groups_and_rewards_look_different(metric, title, curves, steps):
+    numbers = {f"{metric}{index}": 0.1 + index / 100 for index in range(1, curves + 1)}
+    records = [{"step": step, "reward/mean": 0.5, **numbers} for step in range(1, steps + 1)]
+    charts = {chart.title: chart for chart in training_charts(records, "curriculum")}
+    chart = charts[title]
+    looks = looks_of(chart)
+    assert len(set(looks)) == len(looks) == curves + (title == "Reward")
+    ordered = [one for one in chart.drawn if one.label and not isinstance(one.colour, str)]
+    # Lines of one shade differ also between their markers.
+    assert len({(vega.colour_name(one), one.line) for one in ordered}) == curves
+    # Six shades suffice for six curves.
+    assert {bool(one.marker) for one in ordered} == {curves > 6}
+    spec = vega.chart_spec(chart, "light")
+    points = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+    count = sum(len(layer["data"]["values"]) for layer in points)
+    assert count <= (20 * curves if curves > 6 else 0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "has_markers"), [(("bacr-paper", "bacr-full"), True), (("bacr", "grpo"), False)]
+)
+def test_compared_runs_with_the_colour_of_one_family_have_their_markers(
+    tmp_path, methods, has_markers
+):
+    runs = [read_run(make_whole_run(tmp_path / name), name) for name in methods]
+    styles = dict(zip(methods, styles_of(methods)))
+    traces = dict.fromkeys(methods, [{"values": [0.25, 0.5], "rewards": [0.0, 1.0]}] * 50)
+    charts = {chart.title: chart for chart in compared_charts(runs, styles)}
+    assert len(charts) > 3
+    for chart in machinery_charts(runs, traces, styles):
+        charts[chart.title] = chart
+    del charts["Time of a step by phase"]
+    for title, chart in charts.items():
+        looks = looks_of(chart)
+        assert len(set(looks)) == len(looks) == 2
+        markers = [styles[name].marker if has_markers else "" for name in methods]
+        if title == "Value calibration":
+            markers = [marker or "o" for marker in markers]
+        assert [marker for _, marker in looks] == markers
 
 
 def by_phase(run):

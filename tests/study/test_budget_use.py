@@ -1,10 +1,12 @@
 """A study tests whether arms use their budget, and measures them against the free curve."""
 
+import csv
 import dataclasses
 
 import numpy as np
 import pytest
 
+from bacr_study.budget_tables import free_tables
 from bacr_study.budget_use import curve_weights, free_curves, free_distances, swaps
 from bacr_study.cells import Grid, correct_digits
 from bacr_study.results import build_results, write_results
@@ -89,6 +91,17 @@ def test_distance_from_the_budgets_of_the_policy_before_training():
         assert record["low"] < record["difference"] < record["high"]
         # All three seeds gain: 2 of 8 combinations of signs are as far from 0.
         assert record["sign_flip"] == pytest.approx(2 / 8)
+
+
+def test_files_mark_tokens_beyond_the_ends_of_the_curve():
+    beyond = {**TRAINED, "8": entry(same(3), 5), "16": entry(same(3), 99)}
+    results = build_results(grid(before=CURVE, by_budget=beyond).cells, STUDY)
+    assert [record["inside"] for record in results["free"][:3]] == [False, False, True]
+    (table,) = free_tables(results, STUDY)
+    stars = [row["tokens marks"] for row in csv.DictReader(table.csv().splitlines())]
+    assert stars[:3] == ["*", "*", ""]
+    assert "| 8 | 5.0* | 75.0 |" in table.markdown() and "& 8 & 5.0* & 75.0 &" in table.latex()
+    assert "| 32 | 20.0 | 75.0 |" in table.markdown()
 
 
 def test_a_dense_curve_replaces_the_budgets():

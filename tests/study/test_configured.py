@@ -7,7 +7,14 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.questions.ledger import make_problems
 from bacr_study.cells import ids_digest
-from bacr_study.configured import SHOWN, check_hard_levels, configured, with_sets
+from bacr_study.configured import (
+    SHOWN,
+    check_hard_levels,
+    configured,
+    held_out_budgets,
+    held_out_warnings,
+    with_sets,
+)
 from study_world import STUDY, planned
 
 
@@ -17,6 +24,46 @@ def test_arms_and_votes_have_the_settings_of_their_runs(tmp_path):
     assert set(found) == {("plain", arm) for arm in ("grpo", "vote", "bacr")}
     assert found["plain", "vote"] == found["plain", "grpo"]
     assert found["plain", "bacr"] == dict(zip(SHOWN, (1, 0.0, 1.0e-4)))
+
+
+def held_out(folder, *overrides):
+    """Returns the held-out budgets of the runs of a study of two trained arms and another."""
+    untrained = "  start: {label: S, set: {train.steps: 0}}\n  bacr:"
+    text = STUDY.replace("  bacr:", untrained)
+    _, runs, _ = planned(folder, "seeds=[0]", *overrides, text=text)
+    return held_out_budgets(runs)
+
+
+def test_held_out_accuracy_is_measured_at_the_budgets_of_the_config(tmp_path):
+    arms = [("plain", "grpo"), ("plain", "bacr")]
+    # Without evaluations during training, no held-out questions are evaluated.
+    assert held_out(tmp_path) == {}
+    assert held_out(tmp_path, "eval.every=5", "eval.select=ledger") == {}
+    assert held_out(tmp_path, "eval.every=5") == dict.fromkeys(arms, [8, 64])
+    # The mean is over positive budgets.
+    budgets = held_out(tmp_path, "eval.every=5", "eval.budgets=[0,16,32]")
+    assert budgets == dict.fromkeys(arms, [16, 32])
+
+
+@pytest.mark.parametrize(
+    ("budgets", "names"),
+    [
+        ([], None),
+        ([[8, 64]], None),
+        ([[8, 1024]], "8, 1,024"),
+        ([[8, 64], [8]], "8"),
+        ([[16], [8]], "16 or 8"),
+    ],
+)
+def test_held_out_accuracy_at_other_budgets_than_the_tables_is_a_warning(tmp_path, budgets, names):
+    study, _, _ = planned(tmp_path)
+    expected = []
+    if names is not None:
+        expected = [
+            "plain: held-out accuracy during training is a mean over the budgets "
+            f"{names} (eval.budgets), but the tables have the budgets 8, 64"
+        ]
+    assert list(held_out_warnings(study.tasks[0], budgets)) == expected
 
 
 def test_an_arm_that_is_not_run_is_no_reference(tmp_path):

@@ -79,6 +79,26 @@ class TestConvergence:
         found = next(r for r in records if (r["variant"], r["share"]) == ("anytime", 0.9))
         assert (found["reached"], found["seeds"], found["time"]) == (1, 2, None)
 
+    @pytest.mark.parametrize("gain", [0.0, -0.02])
+    def test_a_reference_that_gains_nothing_has_no_times(self, gain):
+        """The seeds of the reference gain `gain` on average, and the other arm gains more."""
+        slopes = {**SLOPES, ("anytime", 0): 0.01 + gain, ("anytime", 1): -0.01 + gain}
+        found = convergence(grid_of(slopes))["ledger"]
+        assert found["thresholds"] == [] and "accuracy" in found["curves"]["anytime"]
+
+    def test_a_ratio_needs_times_above_0(self):
+        grid = grid_of(SLOPES)
+        cell = grid.cells["ledger.bacr_paper.0"]
+        # This run starts at 90 % and more of the gain of the reference.
+        curve = [{**point, "accuracy": 0.9} for point in cell.curve]
+        grid.cells[cell.id] = dataclasses.replace(cell, curve=curve)
+        records = convergence(grid)["ledger"]["thresholds"]
+        of_arm = [record for record in records if record["variant"] == "bacr_paper"]
+        assert len(of_arm) == 6
+        for record in of_arm:
+            assert record["reached"] == 2 and record["time"]["mean"] > 0
+            assert record["ratio"] is None
+
     def test_rewards_are_averaged_in_bins_up_to_the_shortest_run(self):
         found = convergence(grid_of(SLOPES))["ledger"]["curves"]["anytime"]["reward"]["step"]
         # Five rewards at steps 2 to 10, in five bins of two steps.

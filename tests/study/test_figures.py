@@ -6,18 +6,31 @@ import itertools
 import pytest
 
 from bacr_jax.report.curve_styles import RECOMMENDED, STAR
+from bacr_jax.report.vega import colour_name
 from bacr_study import figure_parts
-from bacr_study.figure_parts import budget_axis, budget_positions, star_sentence, styles_of
+from bacr_study.cells import read_cells, write_cell
+from bacr_study.configured import Configured
+from bacr_study.figure_parts import (
+    budget_axis,
+    budget_positions,
+    panel_groups,
+    star_sentence,
+    styles_of,
+)
 from bacr_study.figures import (
     accuracy_figures,
     convergence_figures,
+    curriculum_figures,
     difficulty_figures,
     draw_figures,
     efficiency_figures,
+    pareto_front,
 )
+from bacr_study.items import distinct_names
 from bacr_study.results import build_results
 from bacr_study.spec import Arm, Sweep
-from cells_world import main_study, make_cell
+from bacr_study.tables import tables_of
+from cells_world import BUDGETS, made_task, main_study, make_cell, write_cells
 
 MAKERS = {
     "accuracy": accuracy_figures,
@@ -97,6 +110,19 @@ def test_figures_of_two_sweeps_of_one_key_have_different_files(tmp_path, one_fil
         assert [other.label in text for other in arms] == [other is arm for other in arms]
 
 
+@pytest.mark.parametrize(
+    ("names", "distinct"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "b", "a", "a"], ["a", "b", "a_2", "a_3"]),
+        (["a", "a", "a_2"], ["a", "a_3", "a_2"]),
+        (["a_2", "a_2", "a", "a"], ["a_2", "a_2_2", "a", "a_3"]),
+    ],
+)
+def test_only_names_that_are_repeated_change(names, distinct):
+    assert distinct_names(names) == distinct
+
+
 def test_budget_0_has_a_place_on_the_axis():
     assert budget_positions((0, 16, 64)) == {0: 8.0, 16: 16.0, 64: 64.0}
     assert budget_positions((8, 16)) == {8: 8.0, 16: 16.0}
@@ -134,3 +160,116 @@ def test_a_study_with_budget_0_is_drawn(tmp_path, one_file, view, budgets):
         # Nothing is thought at budget 0, so only the other budgets have a tick and a point.
         thinking = charts_of([drawn[0][0]])[1]
         assert [name for _, name in thinking.x.ticks] == [str(b) for b in budgets if b] or ["0"]
+
+
+class TestFigures:
+    def test_the_front_holds_what_no_other_point_beats(self):
+        points = [(4, 30), (8, 50), (8, 55), (16, 40), (16, 60), (32, 60)]
+        assert pareto_front(points) == [(4, 30), (8, 55), (16, 60)]
+
+    def test_no_two_arms_look_alike(self):
+        study = main_study()
+        styles = styles_of(study)
+        assert len({(style.colour, style.marker) for style in styles.values()}) == len(study.arms)
+        assert [name for name, style in styles.items() if style.marker == "*"] == ["bacr_robust"]
+
+    def test_of_many_arms_each_panel_has_the_reference_and_as_many_curves(self):
+        few = main_study()
+        assert panel_groups(few, styles_of(few)) == [list(few.variants())]
+        more = [dataclasses.replace(few.arms[0], id=f"more-{i}") for i in range(12)]
+        study = dataclasses.replace(few, arms=(*few.arms, *more))
+        styles = styles_of(study)
+        panels = panel_groups(study, styles)
+        assert len(panels) == 2 and {v for row in panels for v in row} == set(study.variants())
+        assert all("anytime" in {variant.arm for variant in panel} for panel in panels)
+        assert abs(len(panels[0]) - len(panels[1])) <= 1
+        # Curves of one colour are spread over the panels.
+        for colour in {style.colour for style in styles.values()}:
+            counts = [sum(styles[v.key].colour == colour for v in panel) for panel in panels]
+            assert max(counts) - min(counts) <= 1
+
+    @pytest.mark.parametrize(("arm", "has_star"), [("bacr-robust", True), ("bacr_paper", False)])
+    def test_a_caption_explains_the_star_where_one_is(self, arm, has_star):
+        study = main_study(arms=(Arm("anytime", "A"), Arm(arm, "B")))
+        assert ("star" in star_sentence(study)) == has_star
+        stars = [key for key, style in styles_of(study).items() if style.marker == STAR]
+        assert bool(stars) == has_star
+
+
+TRAINED = main_study(
+    tasks=(made_task("ledger", "Ledger", hard=""),),
+    arms=(Arm("cot", "CoT"), Arm("anytime", "AnytimeReasoner"), Arm("bacr_paper", "BACR")),
+    seeds=(0, 1, 2),
+    reference=("anytime",),
+    views=("accuracy", "convergence"),
+)
+
+
+class TestHeldOutBudgets:
+    """Held-out accuracy during training can be measured at other budgets than the task's."""
+
+    def texts(self, folder, by_arm):
+        """Returns the captions of the table and the figure of convergence, and the warnings."""
+        write_cells(folder, TRAINED, problems=12, steps=10)
+        held_out = {("ledger", arm): budgets for arm, budgets in by_arm.items()}
+        cells = read_cells(folder, TRAINED)
+        results = build_results(cells, TRAINED, Configured(held_out=held_out))
+        (figure,) = convergence_figures(results, TRAINED)
+        shown = next(one for one in tables_of(results, TRAINED) if one.name == "convergence_ledger")
+        return shown.caption, figure.caption, results["warnings"]
+
+    def test_are_named_in_the_captions(self, tmp_path):
+        both = {"anytime": [8, 16], "bacr_paper": [8, 16]}
+        of_table, of_figure, warnings = self.texts(tmp_path, both)
+        assert "held-out accuracy (greedy, mean over budgets 8, 16). Time:" in of_table
+        assert of_figure.endswith("held-out problems, mean over budgets 8, 16.")
+        (warning,) = warnings
+        assert warning.startswith("Ledger: held-out accuracy") and " 8, 16 (" in warning
+
+    def test_of_the_task_are_no_warning(self, tmp_path):
+        equal = list(BUDGETS)
+        of_table, _, warnings = self.texts(tmp_path, {"anytime": equal, "bacr_paper": equal})
+        assert "mean over budgets 8, 16, 32, 64, 96" in of_table and warnings == []
+
+    def test_of_arms_without_curves_do_not_count(self, tmp_path):
+        of_table, _, _ = self.texts(tmp_path, {"cot": [8], "anytime": [8, 16]})
+        assert "mean over budgets 8, 16)" in of_table
+
+    def test_that_differ_between_arms_are_all_named_in_the_warning(self, tmp_path):
+        of_table, _, warnings = self.texts(tmp_path, {"anytime": [8], "bacr_paper": [16]})
+        assert "mean over the budgets of each method's eval.budgets" in of_table
+        assert " 8 or 16 (eval.budgets)" in warnings[0]
+
+
+def test_a_figure_says_why_there_are_no_times_to_an_accuracy(tmp_path):
+    write_cells(tmp_path, TRAINED, problems=12, steps=10)
+    reason = "There are no times to a held-out accuracy, because AnytimeReasoner gains none."
+    for falls in (False, True):
+        for cell in read_cells(tmp_path, TRAINED).values():
+            if cell.arm == "anytime" and falls:
+                curve = [{**point, "accuracy": 0.5 - point["step"] / 99} for point in cell.curve]
+                write_cell(tmp_path, dataclasses.replace(cell, curve=curve))
+        results = build_results(read_cells(tmp_path, TRAINED), TRAINED)
+        (figure,) = convergence_figures(results, TRAINED)
+        assert figure.caption.endswith(f" {reason}") == falls
+        names = {one.name for one in tables_of(results, TRAINED)}
+        assert ("convergence_ledger" in names) != falls
+
+
+@pytest.mark.parametrize("count", [4, 6, 7, 12])
+def test_difficulty_groups_of_a_curriculum_look_different(count):
+    cells = cells_of(TRAINED)
+    for id_, cell in cells.items():
+        schedule = []
+        for record in cell.schedule:
+            groups = [{**record["groups"][0], "mu": 8.0 + group} for group in range(count)]
+            schedule.append({**record, "groups": groups})
+        cells[id_] = dataclasses.replace(cell, schedule=schedule)
+    study = dataclasses.replace(TRAINED, views=("curriculum",))
+    charts = charts_of(curriculum_figures(build_results(cells, study), study))
+    assert len(charts) == 4
+    for chart in charts:
+        # A legend shows colours and markers, but no lines.
+        looks = {(colour_name(series), series.marker) for series in chart.series}
+        assert len(looks) == len(chart.series) == count
+        assert {bool(series.marker) for series in chart.series} == {count > 6}

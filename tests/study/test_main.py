@@ -53,6 +53,17 @@ def test_a_forecast_says_tokens_and_time_and_what_is_shared(tmp_path, capsys):
     assert not (tmp_path / "studies").exists()
 
 
+@pytest.mark.parametrize(("budgets", "warns"), [("[8,64]", False), ("[8,16]", True)])
+def test_a_forecast_warns_of_held_out_accuracy_at_other_budgets(tmp_path, capsys, budgets, warns):
+    keys = ("eval.every=5", f"eval.budgets={budgets}")
+    assert main(study(tmp_path, "--dry-run", *keys)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    warnings = [line for line in lines if line.startswith("WARNING, plain: ")]
+    assert len(warnings) == int(warns)
+    for line in warnings:
+        assert line.endswith("set eval.budgets of the task before its first run")
+
+
 # Fits together, and neither model nor set is there.
 UNMADE = [
     *("model.path=nowhere", "warmup.steps=0", "optimizer.learning_rate=1e-6"),

@@ -13,6 +13,7 @@ from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.archive import CELLS, archived_cells, read_compressed, unpack
 from bacr_study.archive import RESULTS as RESULTS_FILE
 from bacr_study.cells import Cell, evaluated
+from bacr_study.configured import held_out_budgets, held_out_warnings
 from bacr_study.plan import (
     find_run,
     folder_of,
@@ -68,9 +69,14 @@ def test_equal_settings_are_one_run_whatever_the_arm_is_called(tmp_path):
 
 
 def test_what_a_study_would_not_honour_is_refused(tmp_path):
-    for key in ("warmup.dir=shared", "grader=mine.py:score"):
-        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; set it to null$"):
+    for key, value in (
+        ("warmup.dir=shared", "null"),
+        ("grader=mine.py:score", "null"),
+        ("output.log_every=30", "1"),
+    ):
+        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; set it to {value}$"):
             planned(tmp_path, key)
+    planned(tmp_path, "output.log_every=1")
 
 
 def test_a_run_knows_what_is_there(tmp_path):
@@ -123,6 +129,19 @@ def test_every_run_of_the_shipped_studies_has_a_good_config(path):
     runs = shipped(path)
     assert runs and len({run.id for run in runs}) == len(runs)
     assert all(run.tokens is not None for run in runs)
+
+
+# Runs of this study are runs of `main`, whose committed cells have other held-out budgets.
+SHARED_WITH_MAIN = {"stable-ledger"}
+
+
+@OF_STUDIES
+def test_a_new_study_measures_held_out_accuracy_at_its_budgets(path):
+    study = read_study(path)
+    if (RESULTS / f"{path.stem}-cpu").exists() or path.stem in SHARED_WITH_MAIN:
+        return
+    for (task_id, _), budgets in held_out_budgets(shipped(path)).items():
+        assert list(held_out_warnings(study.task(task_id), [budgets])) == []
 
 
 def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():

@@ -11,13 +11,11 @@ import pytest
 from scipy import stats
 
 from bacr_jax.report import plots
-from bacr_jax.report.curve_styles import STAR
+from bacr_jax.report.table import Shown
 from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
-from bacr_study.figure_parts import star_sentence
-from bacr_study.items import distinct_names
 from bacr_study.results import as_text, build_results, page, without_times, write_results
 from bacr_study.spec import Arm, Sweep, Variant
 from bacr_study.statistics import holm
@@ -249,6 +247,40 @@ class TestResults:
         assert {e["problems"] for e in found if e["variant"] == "bacr_paper"} == {12}
 
 
+class TestVotes:
+    """A majority vote has results but no run."""
+
+    STUDY = dataclasses.replace(
+        SMALL,
+        arms=(Arm("cot", "CoT"), Arm("sc", "SC", of="cot", votes=2), Arm("anytime", "Anytime")),
+        views=("accuracy",),
+    )
+
+    def test_only_runs_are_counted(self, tmp_path):
+        results = built(tmp_path, self.STUDY)
+        assert len(results["cells"]) == 9 and results["warnings"] == []
+        assert results["provenance"]["commit"] == ["0123abcd (6 runs)"]
+        assert results["provenance"]["machine"] == ["2-core CPU (6 runs)"]
+        assert "size cpu; 6 runs; 3 methods" in page(results, self.STUDY, [], [])
+
+    @pytest.mark.parametrize(
+        ("missing", "text"),
+        [
+            (["cot.0", "sc.0"], "1 of 6 runs"),
+            (["anytime.0", "sc.1", "anytime.1"], "2 of 6 runs"),
+            (["sc.0", "sc.2"], "2 majority votes"),
+        ],
+    )
+    def test_only_missing_runs_are_counted(self, tmp_path, missing, text):
+        skip = [f"ledger.{id_}" for id_ in missing]
+        results = built(tmp_path, self.STUDY, skip=skip)
+        assert sorted(results["missing"]) == sorted(skip)
+        assert results["warnings"] == [
+            f"the results of {text} are missing, so the means of different methods may be over "
+            "different seeds"
+        ]
+
+
 def repeated(study):
     """Twelve rows of four problems, as the cells have them; level 1 is one problem."""
     cell = make_cell(study, "ledger", Variant("cot"), 0, problems=12, steps=1)
@@ -402,6 +434,21 @@ class TestTables:
         expected = [100 * entry[key] for key in ("mean", "low", "high")]
         assert [float(value) for value in found] == pytest.approx(expected, rel=1e-5)
 
+    def test_csv_holds_every_text_and_mark(self, results, tmp_path):
+        # Columns of accuracies by swept value contain the largest loss of a run as text.
+        swept = sweep_study()
+        arms = (Arm("cot", "CoT"), dataclasses.replace(swept.arms[0], sweep=swept.sweep))
+        swept = dataclasses.replace(SMALL, arms=arms, views=swept.views, before="cot")
+        tables = [*tables_of(results, SMALL), *tables_of(built(tmp_path, swept), swept)]
+        assert any("worst budget" in str(row[1]) for shown in tables for row in shown.rows)
+        for shown in tables:
+            lines = list(csv.reader(shown.csv().splitlines()))[1:]
+            for line, row in zip(lines, shown.rows, strict=True):
+                items = [item if isinstance(item, Shown) else Shown(item) for item in row]
+                texts = {item.text for item in items if not item.numbers} - {"-"}
+                texts |= {item.marks for item in items} - {""}
+                assert texts <= set(line), shown.name
+
     def test_hard_shows_tokens_at_the_largest_budget(self, results):
         entry = results["means"]["ledger"]["hard"]["sampled"]["cot"]["96"]
         found = table(results, "hard").rows[0][-2:]
@@ -447,18 +494,6 @@ class TestTables:
         for name_of_arm, arm in ((name, arms[0]), (f"{name}_2", arms[1])):
             (shown,) = [one for one in tables if one.name == name_of_arm]
             assert shown.rows[0][1] == arm.label
-
-    @pytest.mark.parametrize(
-        ("names", "distinct"),
-        [
-            (["a", "b"], ["a", "b"]),
-            (["a", "b", "a", "a"], ["a", "b", "a_2", "a_3"]),
-            (["a", "a", "a_2"], ["a", "a_3", "a_2"]),
-            (["a_2", "a_2", "a", "a"], ["a_2", "a_2_2", "a", "a_3"]),
-        ],
-    )
-    def test_only_names_that_are_repeated_change(self, names, distinct):
-        assert distinct_names(names) == distinct
 
 
 class TestWriting:
@@ -535,40 +570,6 @@ class _Tags(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
-
-
-class TestFigures:
-    def test_the_front_holds_what_no_other_point_beats(self):
-        points = [(4, 30), (8, 50), (8, 55), (16, 40), (16, 60), (32, 60)]
-        assert figures.pareto_front(points) == [(4, 30), (8, 55), (16, 60)]
-
-    def test_no_two_arms_look_alike(self):
-        study = main_study()
-        styles = figures.styles_of(study)
-        assert len({(style.colour, style.marker) for style in styles.values()}) == len(study.arms)
-        assert [name for name, style in styles.items() if style.marker == "*"] == ["bacr_robust"]
-
-    def test_of_many_arms_each_panel_has_the_reference_and_as_many_curves(self):
-        few = main_study()
-        assert figures.panel_groups(few, figures.styles_of(few)) == [list(few.variants())]
-        more = [dataclasses.replace(few.arms[0], id=f"more-{i}") for i in range(12)]
-        study = dataclasses.replace(few, arms=(*few.arms, *more))
-        styles = figures.styles_of(study)
-        panels = figures.panel_groups(study, styles)
-        assert len(panels) == 2 and {v for row in panels for v in row} == set(study.variants())
-        assert all("anytime" in {variant.arm for variant in panel} for panel in panels)
-        assert abs(len(panels[0]) - len(panels[1])) <= 1
-        # Curves of one colour are spread over the panels.
-        for colour in {style.colour for style in styles.values()}:
-            counts = [sum(styles[v.key].colour == colour for v in panel) for panel in panels]
-            assert max(counts) - min(counts) <= 1
-
-    @pytest.mark.parametrize(("arm", "has_star"), [("bacr-robust", True), ("bacr_paper", False)])
-    def test_a_caption_explains_the_star_where_one_is(self, arm, has_star):
-        study = main_study(arms=(Arm("anytime", "A"), Arm(arm, "B")))
-        assert ("star" in star_sentence(study)) == has_star
-        stars = [key for key, style in figures.styles_of(study).items() if style.marker == STAR]
-        assert bool(stars) == has_star
 
 
 def test_equal_runs_that_took_another_time_give_the_same_results_file(tmp_path):

@@ -41,6 +41,8 @@ SHADES: Mapping[str, tuple[str, str]] = {
     "o5": ("#a39100", "#f2e35c"),
 }
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
+# Line styles of ordered curves that have the same shade.
+_LINES = ("-", "--", ":")
 # Text that replaces a chart whose curves have no values.
 MISSING = "not recorded"
 # Curves with at least this many steps are smoothed, because single batches are noisy.
@@ -71,6 +73,7 @@ class Series:
       line: line style `-`, `--` or `:` as in Matplotlib, or empty for no line.
       marker: marker at every point, with the name that Matplotlib uses, or empty for no marker.
       hollow: True if the marker is not filled.
+      has_few_markers: True if only about ten points of a long curve have a marker.
     """
 
     label: str
@@ -83,6 +86,7 @@ class Series:
     line: str = "-"
     marker: str = ""
     hollow: bool = False
+    has_few_markers: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,25 @@ def marker(index: int) -> str:
 def shade(index: int, count: int) -> float:
     """Returns the shade, in [0, 1], of the curve with this index among `count` ordered curves."""
     return index / max(count - 1, 1)
+
+
+def shade_name(value: float) -> str:
+    """Returns the key of `SHADES` for a number in [0, 1]."""
+    return f"o{round(value * (len(SHADES) - 1))}"
+
+
+def ordered_style(index: int, count: int) -> Series:
+    """Returns the style of the curve with this index among `count` ordered curves.
+
+    The curves differ in their shade. If there are more curves than shades, each curve also has a
+    marker, and curves with the same shade have different line styles.
+    """
+    style = Series("", [], [], shade(index, count))
+    if count <= len(SHADES):
+        return style
+    shades = [shade_name(shade(other, count)) for other in range(index + 1)]
+    repetitions = shades.count(shades[-1]) - 1
+    return dataclasses.replace(style, marker=marker(index), line=_LINES[repetitions % len(_LINES)])
 
 
 def number(value: float) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from bacr_jax.evaluation.samples import UNLIMITED
@@ -422,30 +423,48 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
 def mean_over_steps(
     runs: Mapping[str, Sequence[tuple[int, Summary]]], styles: StylesByName
 ) -> list[Chart]:
-    """Builds a chart of the mean accuracy over all budgets by step, with a curve per run.
+    """Builds a chart of the mean accuracy over budgets by step, with a curve per run.
+
+    The mean is over the positive budgets that all evaluations of all runs have in common, so that
+    the runs can be compared. The note of a chart names these budgets.
 
     Args:
       runs: maps the label of each run to the step and summary of its evaluations.
       styles: a curve with the style of each run, by label.
 
     Returns:
-      A chart for each decoding mode.
+      A chart for each decoding mode. If the runs have no positive budget in common, its curves have
+      no points.
     """
     summaries = [summary for evaluations in runs.values() for _, summary in evaluations]
     axis = _accuracy_axis(summaries)
     charts = []
     for mode in _modes(summaries):
+        budgets = _shared_budgets([summary[mode] for summary in summaries if summary.get(mode)])
         series = []
         for label, evaluations in runs.items():
             steps = []
             means = []
             for step, summary in evaluations:
-                entries = summary.get(mode)
-                if entries:
-                    accuracies = [entry["accuracy"] for entry in entries.values()]
+                if budgets and summary.get(mode):
+                    accuracies = [summary[mode][budget]["accuracy"] for budget in budgets]
                     steps.append(float(step))
-                    means.append(100 * (sum(accuracies) / len(accuracies)))
+                    means.append(100 * fmean(accuracies))
             series.append(replace(styles[label], label=label, x=steps, y=means))
         title = f"Accuracy during training, {mode}, mean over budgets"
-        charts.append(Chart(title, series, _STEP, axis))
+        note = f"budgets: {', '.join(map(budget_name, budgets))}"
+        if not budgets:
+            title += " (the runs have no positive budget in common)"
+            note = ""
+        charts.append(Chart(title, series, _STEP, axis, note=note))
     return charts
+
+
+def _shared_budgets(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the positive budgets that all evaluations have in common, in increasing order.
+
+    Args:
+      evaluations: results by budget of each evaluation.
+    """
+    shared = set[str]().union(*evaluations).intersection(*evaluations)
+    return by_size(shared - {"0", UNLIMITED})

@@ -257,19 +257,29 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     if len(runs) == 1:
         return figures.first_and_last(runs[0], name)
     last = dict[str, Summary]()
-    first_records = []
     for run in runs:
         records = run.of_set(name)
         # A run without results on this set has an empty entry, so that other runs keep their
         # colours.
         last[run.label] = records[-1]["sets"][name] if records else {}
-        first_records += records[:1]
-    first = first_records[0]["sets"][name]
-    for record in first_records:
-        if record["when"] != "before" or record["sets"][name] != first:
-            return last
-    # All runs started from the same policy.
-    return {"before": first} | last
+    before = _records_before(runs, name)
+    return {"before": before[0]["sets"][name]} | last if before else last
+
+
+def _records_before(runs: Sequence[RunData], name: str) -> list[dict[str, Any]]:
+    """Returns the evaluation of each run before training, if all runs start from one policy.
+
+    Returns no evaluations if their results on the set differ, or if a run was not evaluated before
+    training. Runs without results on the set are ignored.
+
+    Args:
+      name: the evaluation set.
+    """
+    records = [record for run in runs for record in run.of_set(name)[:1]]
+    for record in records:
+        if record["when"] != "before" or record["sets"][name] != records[0]["sets"][name]:
+            return []
+    return records
 
 
 def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
@@ -301,13 +311,13 @@ def _cut_early(runs: Sequence[RunData], name: str) -> Summary:
     """Returns the results of the policy before training if its thinking is truncated early.
 
     The results are by decoding mode and by truncation point. They are empty if no run evaluated
-    truncation points (`eval.cut_every`) before training.
+    truncation points (`eval.cut_every`) before training, or if the runs started from different
+    policies.
     """
-    for run in runs:
-        for record in run.of_set(name):
-            if record["when"] == "before" and name in record.get("dense", {}):
-                dense = record["dense"][name]
-                return {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
+    for record in _records_before(runs, name):
+        if name in record.get("dense", {}):
+            dense = record["dense"][name]
+            return {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
     return {}
 
 

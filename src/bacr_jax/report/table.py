@@ -82,7 +82,7 @@ class Shown:
     Attributes:
       numbers: numbers for CSV: the value, and both ends of its interval if it has one.
       rank: `BEST`, `SECOND` or empty.
-      marks: characters of `MARKS` that are appended to the text.
+      marks: characters that are appended to the text, such as `MARKS` of significant differences.
     """
 
     text: str
@@ -215,25 +215,28 @@ class Table:
         return lines
 
     def csv(self) -> str:
-        """Returns the table as CSV, in which a column with intervals becomes three columns."""
+        """Returns the table as CSV.
+
+        A column with intervals becomes three columns. The marks of a column follow in a separate
+        column. A cell without numbers contains its text.
+        """
         rows = [list(map(_shown, row)) for row in self.rows]
-        # Number of CSV columns with numbers for each column of the table; 0 for a column with text.
-        widths = [0] * len(self.header)
-        for row in rows:
-            for index, item in enumerate(row):
-                widths[index] = max(widths[index], len(item.numbers))
         header = []
-        for name, width in zip(self.columns(), widths):
+        lines: list[list[str]] = [[] for _ in rows]
+        for index, name in enumerate(self.columns()):
+            items = [row[index] for row in rows]
+            width = max((len(item.numbers) for item in items), default=0)
+            has_marks = any(item.marks for item in items)
             header.append(name)
             header += [f"{name} {end}" for end in ("low", "high")[: max(width - 1, 0)]]
+            if has_marks:
+                header.append(f"{name} marks")
+            for line, item in zip(lines, items):
+                line += _csv_fields(item, width)
+                if has_marks:
+                    line.append(item.marks)
         out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(header)
-        for row in rows:
-            fields = []
-            for item, width in zip(row, widths):
-                fields += _csv_fields(item, width)
-            writer.writerow(fields)
+        csv.writer(out, lineterminator="\n").writerows([header, *lines])
         return out.getvalue()
 
 
@@ -386,15 +389,20 @@ def _latex(item: Item) -> str:
 
 
 def _csv_fields(item: Shown, width: int) -> list[str]:
-    """Returns the CSV fields of a cell: its text if `width` is 0, else `width` numbers.
+    """Returns the CSV fields of a cell: its numbers, or its text if it has no numbers.
 
-    Missing numbers become empty fields.
+    Missing numbers, and the dash of a cell without a value in a column of numbers, become empty
+    fields.
+
+    Args:
+      item: content of the cell.
+      width: largest number of numbers of a cell in the column; 0 for a column of text.
     """
-    if width == 0:
-        return [item.text]
     fields = ["" if value is None else f"{value:.6g}" for value in item.numbers]
-    num_missing = width - len(fields)
-    return fields + [""] * num_missing
+    if not fields:
+        is_missing = width > 0 and item.text == NONE
+        fields = ["" if is_missing else item.text]
+    return fields + [""] * (width - len(fields))
 
 
 def by_size(budgets: Iterable[str]) -> list[str]:

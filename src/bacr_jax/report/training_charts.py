@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -14,7 +15,7 @@ from bacr_jax.report.charts import (
     Chart,
     Series,
     colour,
-    shade,
+    ordered_style,
     smoothed,
     stepped,
 )
@@ -60,16 +61,16 @@ class Curves:
         self.names = list(dict.fromkeys(name for record in records for name in record))
         self._records = records
 
-    def numbered(self, prefix: str) -> list[tuple[str, str, float]]:
+    def numbered(self, prefix: str) -> list[tuple[str, str, Series]]:
         """Returns the metrics whose names consist of `prefix` and a number, ordered by number.
 
         Returns:
-          A (name, number, colour) tuple for each metric.
+          A (name, number, style) tuple for each metric. The style is a curve without points.
         """
         ends = [name.removeprefix(prefix) for name in self.names if name.startswith(prefix)]
         numbers = sorted(filter(str.isdigit, ends), key=int)
         return [
-            (f"{prefix}{number}", number, shade(index, len(numbers)))
+            (f"{prefix}{number}", number, ordered_style(index, len(numbers)))
             for index, number in enumerate(numbers)
         ]
 
@@ -80,21 +81,25 @@ class Curves:
         return np.where(np.isfinite(values), values, math.nan)
 
 
-def _series(
-    curves: Curves, name: str, label: str, curve_colour: str | float, *, line: str = "-"
-) -> list[Series]:
+def _series(curves: Curves, name: str, label: str, style: Series | str) -> list[Series]:
     """Returns the curve of a metric, or no curve if the metric was never recorded.
 
     A curve with many steps is smoothed, and a second, faint curve shows the raw values.
+
+    Args:
+      style: a curve without points that has the style, or the name of a colour.
     """
     if name not in curves.names:
         return []
+    if isinstance(style, str):
+        style = Series("", [], [], style)
     values = curves.values(name)
     steps = curves.steps.tolist()
     if len(values) < SMOOTH_FROM:
-        return [Series(label, steps, values.tolist(), curve_colour, line=line)]
-    raw = Series("", steps, values.tolist(), curve_colour, kind="faint")
-    smooth = Series(label, steps, smoothed(values).tolist(), curve_colour, line=line)
+        return [replace(style, label=label, x=steps, y=values.tolist())]
+    raw = Series("", steps, values.tolist(), style.colour, kind="faint")
+    values = smoothed(values)
+    smooth = replace(style, label=label, x=steps, y=values.tolist(), has_few_markers=True)
     return [raw, smooth]
 
 
@@ -110,7 +115,7 @@ def training_charts(records: Sequence[Mapping[str, Any]], prior: str) -> list[Ch
       prior: `budget.prior` of the run.
     """
     curves = Curves(records)
-    lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
+    lengths = _series(curves, "budget/mean", "budget", Series("", [], [], "s0", line="--"))
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
     lengths += _series(curves, "rollout/thinking_right", "if right", "s2")
     lengths += _series(curves, "rollout/thinking_wrong", "if wrong", "s3")
@@ -146,7 +151,8 @@ def _reward_curves(curves: Curves) -> list[Series]:
     reward_curves = _series(curves, "reward/mean", label, "s1")
     for index, name in enumerate(components):
         component = name.removeprefix("rewards/")
-        reward_curves += _series(curves, name, component, shade(index, len(components)))
+        style = ordered_style(index, len(components))
+        reward_curves += _series(curves, name, component, style)
     return reward_curves
 
 
@@ -157,11 +163,11 @@ def _cut_curves(curves: Curves) -> list[Series]:
     """
     cuts = curves.numbered("reward/cut_")
     cut_curves = list[Series]()
-    for index, (name, number, cut_colour) in enumerate(cuts, 1):
+    for index, (name, number, style) in enumerate(cuts, 1):
         label = f"cut {number}"
         if index == len(cuts):
             label += " (the budget)"
-        cut_curves += _series(curves, name, label, cut_colour)
+        cut_curves += _series(curves, name, label, style)
     return cut_curves
 
 
@@ -169,10 +175,11 @@ def _group_curves(curves: Curves, prefix: str) -> list[Series]:
     """Returns a curve for each difficulty group, from the metrics named `prefix` and the group."""
     steps = curves.steps.tolist()
     group_curves = []
-    for name, number, group_colour in curves.numbered(prefix):
+    for name, number, style in curves.numbered(prefix):
         # Step curves, because the values are constant between their updates.
         x, y = stepped(steps, curves.values(name).tolist())
-        group_curves.append(Series(f"group {number}", x, y, group_colour))
+        curve = replace(style, label=f"group {number}", x=x, y=y, has_few_markers=True)
+        group_curves.append(curve)
     return group_curves
 
 
@@ -208,6 +215,18 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return charts
 
 
+def _distinct(styles: Mapping[str, Series]) -> dict[str, Series]:
+    """Returns the styles of runs without markers and dashes if their colours differ.
+
+    Args:
+      styles: a curve with the style of each run, by label.
+    """
+    colours = {style.colour for style in styles.values()}
+    if len(colours) < len(styles):
+        return dict(styles)
+    return {label: Series("", [], [], style.colour) for label, style in styles.items()}
+
+
 def compared_charts(runs: Sequence[RunData], styles: Mapping[str, Series]) -> list[Chart]:
     """Builds a chart with a curve per run for each metric that any run recorded.
 
@@ -215,6 +234,7 @@ def compared_charts(runs: Sequence[RunData], styles: Mapping[str, Series]) -> li
       styles: a curve with the style of each run, by label.
     """
     curves_of_runs = {run.label: Curves(run.metrics) for run in runs}
+    styles = _distinct(styles)
     charts = []
     for title, metric, axis in _COMPARED:
         series = []
@@ -224,7 +244,7 @@ def compared_charts(runs: Sequence[RunData], styles: Mapping[str, Series]) -> li
                 # Runs can differ in their number of cuts. The last cut is at the budget.
                 cuts = curves.numbered("reward/cut_")
                 name = cuts[-1][0] if cuts else metric
-            series += _series(curves, name, label, styles[label].colour)
+            series += _series(curves, name, label, styles[label])
         if series:
             charts.append(Chart(title, series, _STEP, axis))
     return charts
@@ -243,12 +263,13 @@ def machinery_charts(
     """
     mismatch = list[Series]()
     pace = list[Series]()
+    styles_of_curves = _distinct(styles)
     for run in runs:
         label = run.label if len(runs) > 1 else ""
         curves = Curves(run.metrics)
-        run_colour = styles[run.label].colour
-        mismatch += _series(curves, "mismatch/k3", label, run_colour)
-        pace += _series(curves, "time/tokens_per_s", label, run_colour)
+        style = styles_of_curves[run.label]
+        mismatch += _series(curves, "mismatch/k3", label, style)
+        pace += _series(curves, "time/tokens_per_s", label, style)
     mismatch_chart = Chart(
         "Sampler and learner",
         mismatch,
@@ -344,17 +365,18 @@ def calibration(traces: Mapping[str, Sequence[Any]], styles: Mapping[str, Series
       styles: a curve with the style of each run, by label.
     """
     series = list[Series]()
+    styles = _distinct(styles)
     for label, rows in traces.items():
         # Early predictions are left out, because the value head was still untrained.
         later_half = rows[len(rows) // 2 :]
         bins = calibrated(value_points(later_half))
-        curve = Series(
-            label if len(traces) > 1 else "",
-            [value for value, _, _ in bins],
-            [reward for _, reward, _ in bins],
-            styles[label].colour,
-            [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in bins],
-            marker="o",
+        curve = replace(
+            styles[label],
+            label=label if len(traces) > 1 else "",
+            x=[value for value, _, _ in bins],
+            y=[reward for _, reward, _ in bins],
+            ends=[(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in bins],
+            marker=styles[label].marker or "o",
         )
         series.append(curve)
     return Chart(

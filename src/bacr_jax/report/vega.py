@@ -15,12 +15,14 @@ from bacr_jax.report.charts import (
     COLOURS,
     INK,
     SHADES,
+    SMOOTH_FROM,
     Bars,
     Chart,
     Mark,
     Scale,
     Series,
     colour,
+    shade_name,
     thinned,
 )
 
@@ -63,6 +65,8 @@ _MARK_STROKES: Mapping[str, Spec] = {
 # Space in pixels between the axes and the first and last values, so that no marker touches an axis.
 _PADDING = 7
 _MARKER_SIZE = 50
+# Maximum number of markers on a curve with `Series.has_few_markers`.
+_FEW_MARKERS = 10
 # Number format of D3: four significant digits, with commas between thousands.
 _FORMAT = ",.4~r"
 _ZOOM = {
@@ -87,7 +91,7 @@ def colour_name(series: Series) -> str:
     """Returns the name of a curve's colour, as accepted by `ink`."""
     if isinstance(series.colour, str):
         return series.colour
-    return f"o{round(series.colour * (len(SHADES) - 1))}"
+    return shade_name(series.colour)
 
 
 def config(theme: Theme) -> Spec:
@@ -371,8 +375,7 @@ def _marker_layers(
     filled = list[Series]()
     hollow = list[Series]()
     for curve in curves:
-        marked = curve if curve.marker else _single_points(curve)
-        (hollow if curve.hollow else filled).append(marked)
+        (hollow if curve.hollow else filled).append(_marked_points(curve))
     layers = []
     # Filled markers are drawn last, because they highlight single points of hollow curves.
     for marked_curves, is_filled in ((hollow, False), (filled, True)):
@@ -387,17 +390,31 @@ def _marker_layers(
     return layers
 
 
-def _single_points(curve: Series) -> Series:
-    """Returns the points of a curve that lie between two gaps. A line would not show them."""
+def _marked_points(curve: Series) -> Series:
+    """Returns the points of a curve that have a marker.
+
+    A point between two gaps always has one, because a line would not show the point.
+    """
+    num_points = len(curve.x)
+    is_long = num_points >= SMOOTH_FROM
+    if curve.marker and not (curve.has_few_markers and is_long):
+        return curve
+    marked = set(_single_points(curve))
+    if curve.marker:
+        marked.update(range(0, num_points, math.ceil(num_points / _FEW_MARKERS)))
+    x = [curve.x[index] for index in sorted(marked)]
+    y = [curve.y[index] for index in sorted(marked)]
+    return dataclasses.replace(curve, x=x, y=y, ends=None)
+
+
+def _single_points(curve: Series) -> list[int]:
+    """Returns the indices of the points of a curve that lie between two gaps."""
     finite = [math.isfinite(x) and math.isfinite(y) for x, y in zip(curve.x, curve.y)]
-    single = [
+    return [
         index
         for index, is_finite in enumerate(finite)
         if is_finite and not any(finite[max(index - 1, 0) : index] + finite[index + 1 : index + 2])
     ]
-    x = [curve.x[index] for index in single]
-    y = [curve.y[index] for index in single]
-    return dataclasses.replace(curve, x=x, y=y, ends=None)
 
 
 def _arrows(curves: Sequence[Series], x_scale: Scale, y_scale: Scale) -> list[Spec]:
