@@ -49,11 +49,13 @@ load_environment() {
   # JAX preallocates this fraction of each GPU's memory. The rest is for the CUDA context, NCCL's
   # buffers, and the workspaces of cuBLAS and cuDNN. `bacr plan` assumes the same fraction.
   : "${XLA_PYTHON_CLIENT_MEM_FRACTION:=0.92}"
-  # Caches compiled programs, so that a restarted run does not compile them again.
-  : "${JAX_COMPILATION_CACHE_DIR:=${HOME:-.}/.cache/bacr_jax/xla}"
+  # Also caches programs that compile fast if JAX_COMPILATION_CACHE_DIR is set. Without this variable,
+  # bacr train caches them in a folder whose size it limits.
+  : "${JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS:=0}"
   # NCCL prints the reason if it can't connect.
   : "${NCCL_DEBUG:=WARN}"
-  launch_exports=(XLA_PYTHON_CLIENT_MEM_FRACTION JAX_COMPILATION_CACHE_DIR NCCL_DEBUG)
+  launch_exports=(XLA_PYTHON_CLIENT_MEM_FRACTION NCCL_DEBUG)
+  launch_exports+=(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS)
   # shellcheck source=/dev/null
   . "$launch_dir/$settings.env"
   if [ "${BACR_DETERMINISTIC:-0}" = 1 ]; then

@@ -163,6 +163,12 @@ def test_a_folder_without_a_policy_is_refused(tmp_path, policy):
         bacr_jax.load(policy.folder, step=3)
 
 
+@pytest.mark.parametrize("key", ["budget.max", "train.steps", "eval.samples"])
+def test_a_key_that_changes_no_answer_or_another_policy_is_refused(policy, key):
+    with pytest.raises(UserError, match=f"{key} defines the policy, or does not affect"):
+        bacr_jax.load(policy.folder, overrides={**KEYS, key: 4})
+
+
 def test_the_largest_budget_fills_the_models_positions(policy):
     # 64 positions less "<think>", the three characters and the other tokens of the prompt, the
     # forced "</think><answer>", and at most 3 answer tokens.

@@ -65,6 +65,15 @@ def test_a_bare_model_is_asked_with_the_system_message_that_is_written():
     assert (style.name, style.system) == ("think_answer", "Be brief.")
 
 
+@pytest.mark.parametrize(
+    "key", ["budget.max=4", "train.steps=2", "grading.workers=3", "data.eval=[gsm8k]"]
+)
+def test_a_key_of_training_is_refused_before_the_policy_is_opened(capsys, model, question, key):
+    assert generate.main(["--model", str(model), "--budget", "4", question, key]) == 2
+    name = key.partition("=")[0]
+    assert capsys.readouterr().err.startswith(f"error: {name} defines the policy, or does not")
+
+
 def test_a_model_of_the_hub_is_got_when_asked(capsys, model, question, tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -91,7 +100,7 @@ def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, mo
         "4,none,0,16",
         "conditioning.budget_input=prompt",
         question,
-        "budget.max=20",
+        "budget.cap=20",
     ]
     assert ask(capsys, model, *keys) == (130, "", "")
     (prompts,) = found

@@ -25,6 +25,9 @@ from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.prompts import task_data
 from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.runs.chosen_step import choose_step
+from bacr_jax.runs.folder import RunFolder, steps_in, write_config
+from bacr_jax.runs.restarts import MOST_RESTARTS
+from bacr_jax.runs.saved_policy import read_config
 from bacr_jax.training import events
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
@@ -379,6 +382,65 @@ def test_a_script_ends_with_the_command_s_own_code_whatever_starts_it(tmp_path, 
     assert "Traceback" not in done.stderr and "SIGTERM: stopped" in done.stderr
 
 
+# Trains without a reader of stdout and stderr, as after `2>&1 | head`.
+UNREAD_SCRIPT = """
+import os, signal, sys
+import bacr_jax.train
+from bacr_jax.runs.progress import Progress
+
+def train(config, folder, poll):
+    sys.stdin.read()
+    with Progress() as progress:
+        for step in range(300):
+            progress.print_line("step " * 100)
+    (folder.path / "trained").touch()
+    if sys.argv[2] == "stop":
+        os.kill(os.getpid(), signal.SIGTERM)
+        poll()
+
+bacr_jax.train.train = train
+sys.exit(bacr_jax.train.main(["--config", "quickstart", "output.dir=" + sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("finish", 0), ("stop", EXIT_CODE)])
+def test_without_a_reader_training_goes_on_and_ends_with_its_own_code(tmp_path, how, code):
+    reader, output = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNREAD_SCRIPT, str(tmp_path / "run"), how],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+    )
+    os.close(output)
+    os.close(reader)
+    process.stdin.close()
+    assert process.wait(120) == code
+    assert (tmp_path / "run" / "trained").exists()
+
+
+def test_a_job_that_is_killed_while_it_loads_its_inputs_is_given_up(tmp_path, monkeypatch, capsys):
+    from bacr_jax.training import loop
+
+    class Killed(BaseException):
+        pass
+
+    def load(*_):
+        raise Killed
+
+    monkeypatch.setattr(loop, "Trainer", load)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    command = ["--config", "quickstart", f"output.dir={tmp_path / 'run'}"]
+    for count in range(MOST_RESTARTS + 1):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(count))
+        with pytest.raises(Killed):
+            bacr_jax.train.main(command)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(MOST_RESTARTS + 1))
+    assert bacr_jax.train.main(command) == 1
+    line = capsys.readouterr().err
+    assert f"training: stopped, because Slurm restarted job 17 {MOST_RESTARTS + 1} times" in line
+
+
 def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, capsys):
     """Of what it raises nothing is lost: a thread would end of a SystemExit without a word."""
     polls, raised = [], []
@@ -487,6 +549,27 @@ def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_c
     out = str(run / "evaluation" / "step-000003-budgets-4-size-4")
     assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4", "--out", out]) == 2
     assert "policy.step (3 in the folder, 2 now); use --step 3, or --out" in capsys.readouterr().err
+
+
+def test_an_evaluation_belongs_to_the_weights_of_its_checkpoint(finished, tmp_path, capsys):
+    from bacr_jax import evaluate
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    first, *_, last = steps_in(run / "checkpoints")
+    options = ["--budgets", "4", "--size", "4", "--step", str(last), "--out", str(tmp_path / "ev")]
+    assert evaluate.main(["--run", str(run), *options]) == 0
+    # The run was allowed to become longer, and its checkpoint is the same.
+    longer = config_io.override(read_config(run), ["train.steps=99"])
+    write_config(run / "config.yaml", longer)
+    assert evaluate.main(["--run", str(run), *options]) == 0
+    # The same step of the same config has other weights.
+    shutil.rmtree(run / "checkpoints" / str(last))
+    shutil.copytree(run / "checkpoints" / str(first), run / "checkpoints" / str(last))
+    capsys.readouterr()
+    assert evaluate.main(["--run", str(run), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "different settings, namely policy.weights (" in line and "ev-2" in line
 
 
 @pytest.mark.slow
@@ -678,17 +761,54 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
         out.mkdir(parents=True)
 
     monkeypatch.setattr("bacr_jax.export.from_run.export", export)
-    # What a kill leaves of an export.
-    (tmp_path / "exports" / ".2.x").mkdir(parents=True)
+    # What a kill leaves of an export, and what somebody else put there.
+    others = (".cache", ".2", ".2.old", ".x.abcd_123", ".2.abcd_123.bak", "mine")
+    for name in (".2.abcd_123", ".40.00000000", *others):
+        (tmp_path / "exports" / name).mkdir(parents=True)
     for step in (0, 1, 2, 2, 3):
         bacr_jax.train.export_if_due(trainer, None, step)
     bacr_jax.train.export_if_due(trainer, None, 3, last=True)
     of = lambda step: [f"save {step}", "wait", "poll", "export", step]
     assert done == [*of(2), *of(3)]
-    assert sorted(path.name for path in (tmp_path / "exports").iterdir()) == ["2", "3"]
+    assert {path.name for path in (tmp_path / "exports").iterdir()} == {"2", "3", *others}
     trainer.config = config_io.load(["quickstart"])
     bacr_jax.train.export_if_due(trainer, None, 4, last=True)
     assert len(done) == 10
+
+
+@pytest.mark.parametrize("step", [0, 20])
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_run_that_goes_back_sets_its_later_exports_and_evaluations_aside(tmp_path, step, writes):
+    folder, lines = RunFolder(tmp_path, None), []
+    trainer = SimpleNamespace(
+        start=lambda: (None, step),
+        writes=writes,
+        progress=SimpleNamespace(print_line=lines.append),
+    )
+
+    def listed():
+        exports = {path.name for path in folder.exports.iterdir()}
+        return exports | {path.name for path in folder.later_evaluations.iterdir()}
+
+    assert bacr_jax.train._start(trainer, folder) == (None, step)
+    for path in (folder.exports / "40", folder.evaluation_of(40, "samples-4")):
+        path.mkdir(parents=True)
+    kept = {"20", "step-000020"}
+    if step == 20:
+        for path in (folder.exports / "20", folder.evaluation_of(20)):
+            path.mkdir(parents=True)
+    before = listed()
+    for _ in range(2):
+        assert bacr_jax.train._start(trainer, folder) == (None, step)
+    if not writes:
+        assert listed() == before and lines == []
+        return
+    assert listed() == {"before-resume"} | (kept if step == 20 else set())
+    assert (folder.exports / "before-resume" / "40").is_dir()
+    assert (folder.later_evaluations / "before-resume" / "step-000040-samples-4").is_dir()
+    (line,) = lines
+    assert line.startswith(f"exports and evaluations after step {step} belong to deleted checkpo")
+    assert str(folder.exports / "before-resume") in line
 
 
 def test_the_command_ends_with_its_code_if_this_process_failed_and_others_did_not(monkeypatch):

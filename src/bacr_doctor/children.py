@@ -122,6 +122,12 @@ def run_checks(
     Yields:
       The record of each check, as soon as it is available.
     """
+    with subject.with_temporary() as prepared:
+        yield from _records_of(checks, prepared, most_seconds)
+
+
+def _records_of(checks: Sequence[Check], subject: Subject, most_seconds: float) -> Iterator[Record]:
+    """Yields the records of checks that all use the same temporary folder (see `run_checks`)."""
     waiting = list(checks)
     clock = _Clock(most_seconds)
     on_gpu = False

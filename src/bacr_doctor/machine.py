@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -170,12 +169,12 @@ def files(subject: Subject) -> Record:
     free_gib = shutil.disk_usage(subject.folder).free / 2**30
     values = {"free_gib": free_gib}
     measured = f"{free_gib:,.0f} GiB free"
-    with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as folder:
+    with subject.temporary_folder() as folder:
         try:
-            values |= _write_speed(Path(folder))
-            problems = _sharing_problems(Path(folder))
+            values |= _write_speed(folder)
+            problems = _sharing_problems(folder)
         except OSError as error:
-            problems = [str(error).replace(folder, "output.dir")]
+            problems = [str(error).replace(str(folder), "output.dir")]
     if problems:
         return ok_or_broken(measured, problems, values)
     mb_per_s = values["mb_per_s"]

@@ -11,8 +11,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -326,8 +324,8 @@ def checkpoint(subject: Subject) -> Record:
     trial = make_trial(subject, "float32")
     state = {"train": trial.start(), "step": np.int32(1)}
     empty_state = jax.tree.map(jnp.zeros_like, state)
-    with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as folder:
-        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1)
+    with subject.temporary_folder() as folder:
+        checkpoints = Checkpoints(folder / "checkpoints", keep=1)
         checkpoints.save(1, state, {})
         checkpoints.wait()
         restored = checkpoints.restore(empty_state)[1]

@@ -5,10 +5,12 @@ and as the content of `doctor.json`. All modules of this package use these class
 not run checks.
 """
 
+import contextlib
 import dataclasses
 import json
+import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.values import written
 from bacr_jax.errors import printable
+from bacr_jax.runs.folder import DOCTOR_PREFIX
 
 Status = Literal["ok", "warn", "broken"]
 # Widths in characters: of a printed line, of the status column, and of the columns for the status
@@ -36,11 +39,14 @@ class Subject:
       named: True if the command line contains a config.
       device: name of the data sheet to compare with (see `bacr_plan.devices`). If None, the data
         sheet is selected by the name of the device.
+      temporary: temporary folder in `folder` for the files of all checks. None if a check has to
+        create a folder itself.
     """
 
     config: Config
     named: bool = False
     device: str | None = None
+    temporary: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -50,6 +56,35 @@ class Subject:
         """
         output = Path(self.config.output.dir if self.named else ".").absolute()
         return next(folder for folder in (output, *output.parents) if folder.is_dir())
+
+    @contextlib.contextmanager
+    def with_temporary(self) -> Iterator["Subject"]:
+        """Context manager that creates the folder `temporary`, and removes it with its content.
+
+        It is used in the parent process, because the process of a check may be killed before it
+        removes its files. If `folder` is not writable, the folder is missing in the yielded copy.
+        """
+        with contextlib.ExitStack() as stack:
+            subject = self
+            with contextlib.suppress(OSError):
+                path = stack.enter_context(self.temporary_folder())
+                subject = dataclasses.replace(self, temporary=path)
+            yield subject
+
+    @contextlib.contextmanager
+    def temporary_folder(self) -> Iterator[Path]:
+        """Context manager that creates an empty folder on the file system of `output.dir`.
+
+        Raises:
+          OSError: if the folder can't be created.
+        """
+        parent = self.temporary or self.folder
+        # A process that a check has started may still be writing files when they are removed.
+        folder = tempfile.TemporaryDirectory(
+            prefix=DOCTOR_PREFIX, dir=parent, ignore_cleanup_errors=True
+        )
+        with folder as name:
+            yield Path(name)
 
     def with_keys(self, keys: Mapping[str, Any]) -> "Subject":
         """Returns a copy in which some config values are replaced.

@@ -28,11 +28,14 @@ FAILED = 1
 # Exit code of a command that was asked to stop and can be resumed by running the same command again
 # (EX_TEMPFAIL in sysexits.h).
 STOPPED = 75
-# Exit codes that shells report after SIGINT and SIGPIPE (128 plus the signal number).
+# Exit codes that shells report after SIGINT and SIGPIPE (128 plus the signal number). A command
+# that displays its progress continues without a reader of stdout, because its results are in files.
 INTERRUPTED = 130
 UNREAD = 141
 # Values of `OSError.errno` for a full disk. A failed write raises an error without a file name.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Values of `OSError.errno` for a closed pipe and for a terminal that was disconnected.
+_NO_READER = (errno.EPIPE, errno.EIO)
 # Values of `OSError.errno` that the user can fix by freeing disk space or changing permissions.
 _FIXABLE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS)
 # Command-line arguments. None means the arguments of the current process.
@@ -137,14 +140,47 @@ def failure(message: str) -> int:
 
 
 def _print_error(message: str) -> None:
-    print(f"error: {printable(message)}", file=sys.stderr)
+    print_message(f"error: {printable(message)}")
 
 
-def _is_unread() -> bool:
-    """True if the reader of stdout has closed the pipe, as `head` does."""
+def print_message(line: str) -> None:
+    """Prints a line to stderr. The line is dropped if stderr has lost its reader."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError as error:
+        drop_unread_output(error)
+
+
+def drop_unread_output(error: OSError) -> None:
+    """Redirects stdout and stderr to /dev/null if they have lost their reader.
+
+    Their later writes succeed then, and so does the flush of the interpreter at exit.
+
+    Args:
+      error: error of a write to an output stream, which may be another stream than these two.
+
+    Raises:
+      OSError: `error` itself, if it has another cause, such as a full disk.
+    """
+    if error.errno not in _NO_READER:
+        raise error
+    for descriptor in (1, 2):
+        if _is_unread(descriptor):
+            _discard_output(descriptor)
+
+
+def _is_unread(descriptor: int) -> bool:
+    """True if a pipe was closed by its reader, as by `head`, or a terminal was disconnected."""
     output = select.poll()
-    output.register(1, 0)
-    return any(event & select.POLLERR for _, event in output.poll(0))
+    output.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
+
+
+def _discard_output(descriptor: int) -> None:
+    """Redirects a file descriptor to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 @contextlib.contextmanager
@@ -174,7 +210,7 @@ def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
     """Wraps the main function of a command with error handling.
 
     A `UserError`, or an `OSError` with a file name, is printed as one line per mistake, and the
-    exit code is 2. After Ctrl-C, the exit code is 130.
+    exit code is 2. After Ctrl-C, the exit code is 130. If stdout has lost its reader, it is 141.
 
     Args:
       main: function that takes the command-line arguments and returns an exit code, or None for 0.
@@ -208,13 +244,14 @@ def _prepare_streams() -> None:
 def _code_after_error(error: UserError | OSError) -> int:
     """Prints an error and returns the exit code.
 
-    Nothing is printed if the reader of stdout has closed the pipe. A `BrokenPipeError` of another
-    pipe is re-raised.
+    Nothing is printed if stdout has lost its reader. A `BrokenPipeError` of another pipe is
+    re-raised.
     """
-    is_unread = isinstance(error, BrokenPipeError) and _is_unread()
+    if isinstance(error, UserError) or error.filename is not None:
+        return refusal(error)
+    is_unread = error.errno in _NO_READER and _is_unread(1)
     code = UNREAD if is_unread else refusal(error)
-    if isinstance(error, OSError) and error.filename is None:
-        # The interpreter flushes stdout at exit, which would fail again. With /dev/null in its
-        # place, the flush succeeds.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # The interpreter flushes stdout at exit, which would fail again. With /dev/null in its place,
+    # the flush succeeds.
+    _discard_output(1)
     return code

@@ -6,7 +6,6 @@ command line and prepares the config. `evaluation.job` runs the evaluation.
 
 import argparse
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
@@ -33,6 +32,12 @@ from bacr_jax.config.engine import VLLM, add_engine, engine_faults
 from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.overrides import (
+    DEFINES_POLICY,
+    EVALUATED_KEYS,
+    override_faults,
+    server_faults,
+)
 from bacr_jax.out_of_memory import OutOfMemory
 
 DESCRIPTION = (
@@ -46,32 +51,6 @@ EPILOG = (
     "model.product_dtype=bfloat16 (docs/evaluation.md). With --model, "
     "conditioning.budget_input=prompt can be written too; it puts the budget into the prompt."
 )
-# Config keys, or prefixes of keys, that can be overridden. All other keys are rejected, because
-# they define the policy, which must be evaluated with the settings of its training.
-OVERRIDABLE = (
-    "budget.cap",
-    "budget.grace",
-    "budget.levels",
-    "data.",
-    "eval.budget_tag",
-    "grader",
-    "grading.",
-    "mesh.decode_tensor",
-    "model.attention",
-    "model.compute_dtype",
-    "model.path",
-    "model.product_dtype",
-    "model.tokenizer",
-    "output.compile_cache",
-    "rollout.answer_tokens",
-    "rollout.attention",
-    "rollout.chunk",
-    "rollout.refill",
-    "rollout.windows",
-)
-# Config keys that define how a policy receives its budget. They can be set on the command line for
-# a Hugging Face folder, because the folder does not contain them.
-BUDGET_INPUT_KEYS = ("conditioning.budget_input", "conditioning.prompt_text")
 # Default values of the command-line options.
 TEMPERATURE = 0.6
 TOP_P = 0.95
@@ -300,40 +279,15 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields an error message for each override of a key that is not in `OVERRIDABLE`.
-
-    Other keys define the policy, which must be evaluated with the settings of its training. A
-    Hugging Face folder also allows `BUDGET_INPUT_KEYS`. Unknown keys are reported later, when the
-    overrides are applied.
-    """
-    for text in arguments.overrides:
-        key = text.partition("=")[0]
-        if key.startswith(OVERRIDABLE) or key not in config_io.schema():
-            continue
-        # Allowed, because a Hugging Face folder may not specify how its policy receives the budget.
-        if arguments.model is not None and _describes_budget_input(text):
-            continue
-        near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
-        yield (
-            f"{key} defines the policy and can't be overridden in an evaluation; override only "
-            f"keys such as {near[0]}"
-        )
-
-
-def _describes_budget_input(override: str) -> bool:
-    """True if the override sets how the policy receives its budget.
-
-    This is the case for the keys in `BUDGET_INPUT_KEYS`, and for `method` if the policy of the new
-    method writes a budget at the beginning of each response.
-    """
-    from bacr_jax.methods.registry import declares_budget
-
-    key = override.partition("=")[0]
-    if key in BUDGET_INPUT_KEYS:
-        return True
-    return key == "method" and declares_budget(
-        resolve(config_io.override(Config(), [override])).method
+    """Yields an error message for each config key that can't be overridden in this evaluation."""
+    yield from override_faults(
+        arguments.overrides,
+        EVALUATED_KEYS,
+        is_run=arguments.model is None,
+        reason=DEFINES_POLICY,
     )
+    if arguments.url is not None:
+        yield from server_faults(arguments.overrides, "--url")
 
 
 def settle(arguments: argparse.Namespace, trained: Config) -> Config:

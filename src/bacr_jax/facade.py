@@ -23,10 +23,14 @@ from bacr_jax.config.io import Overrides, override_texts
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
+from bacr_jax.evaluation.overrides import ASKED_KEYS
 from bacr_jax.files import expand_home
 from bacr_jax.generate import AskOptions, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
+# Config keys that `load` can override: the keys of `bacr generate`, and the defaults of
+# `Policy.generate`.
+_KEYS = (*ASKED_KEYS, "eval.temperature", "eval.top_p")
 # A thinking budget: a number of tokens, a name that `budget.levels` maps to a number, or None for
 # no budget.
 Budget = int | str | None
@@ -196,8 +200,8 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
       step: checkpoint of a run: a step number, "best" or "newest". None selects the best step, or
         the newest step if no evaluation selected a best one.
       overrides: overrides of config keys that define how prompts are built and answers are sampled.
-        Either a dict such as `{"rollout.answer_tokens": 256}`, or strings such as
-        `rollout.answer_tokens=256`.
+        Other keys are refused. Either a dict such as `{"rollout.answer_tokens": 256}`, or strings
+        such as `rollout.answer_tokens=256`.
 
     Returns:
       The loaded policy.
@@ -212,7 +216,7 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from None
     if RunPaths(path).config.is_file():
-        return Policy(open_session(path, None, step, texts))
+        return Policy(open_session(path, None, step, texts, keys=_KEYS))
     if not (path / "config.json").is_file():
         raise UserError(
             f"{path} contains neither config.yaml nor config.json; use the folder of a run or of "
@@ -223,4 +227,4 @@ def load(folder: str | Path, *, step: int | str | None = None, overrides: Overri
             f"step={step} can't be used with a Hugging Face model, because only a run has "
             "checkpoints of several steps; leave the argument out"
         )
-    return Policy(open_session(None, path, None, texts))
+    return Policy(open_session(None, path, None, texts, keys=_KEYS))

@@ -41,6 +41,7 @@ from bacr_jax.config.fields import SMALLEST_TEMPERATURE
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.overrides import ASKED_KEYS, override_faults
 from bacr_jax.out_of_memory import OutOfMemory
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ DESCRIPTION = (
     "a question, questions are read from the terminal, or from a pipe one per line."
 )
 EPILOG = (
-    "Config keys can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
-    "conditioning.budget_input=prompt, which puts the budget into the prompt."
+    "Config keys of prompts and decoding can be overridden, such as rollout.answer_tokens=256 or "
+    "data.prompt_format=boxed. With --model, conditioning.budget_input=prompt can be written too; "
+    "it puts the budget into the prompt."
 )
 COMMANDS = (
     "/budget 8,64   /temperature 0.6   /top-p 0.95   /seed 1   /help; Ctrl-C stops an answer, "
@@ -198,6 +200,7 @@ def open_session(
     overrides: Sequence[str] = (),
     *,
     download: bool = False,
+    keys: tuple[str, ...] = ASKED_KEYS,
 ) -> "Session":
     """Opens a saved policy. Prints the selected step of a run to stderr.
 
@@ -208,6 +211,7 @@ def open_session(
         best step was recorded.
       overrides: config overrides as `key.sub=value`.
       download: True to download the model if it is not on this machine.
+      keys: config keys, and prefixes of config keys, that can be overridden.
 
     Returns:
       A session, which answers questions with the policy.
@@ -215,6 +219,8 @@ def open_session(
     Raises:
       UserError: if the policy can't be opened or an override is invalid.
     """
+    for fault in override_faults(overrides, keys, is_run=run is not None):
+        raise UserError(fault)
     from bacr_jax.runs.saved_policy import open_policy
 
     saved = open_policy(run, model, step, download=download)

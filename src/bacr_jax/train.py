@@ -7,6 +7,7 @@ with `training.loop.Trainer`.
 
 import contextlib
 import inspect
+import re
 import shlex
 import shutil
 import sys
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.atomics import allow_fast_additions
-from bacr_jax.config.cli import Parser, entry_point, failure, silence_orbax, uninterrupted
+from bacr_jax.config.cli import (
+    Parser,
+    entry_point,
+    failure,
+    print_message,
+    silence_orbax,
+    uninterrupted,
+)
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.config.synonyms import check_options
@@ -31,11 +39,14 @@ from bacr_jax.training.checks import check, check_inputs, completed
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
 
+# Name of the temporary folder in which `model.hf.archive.complete_or_absent` writes the export of a
+# step. `tempfile` appends eight random characters.
+_INCOMPLETE_EXPORT = re.compile(r"\.\d+\.[a-z0-9_]{8}")
 EPILOG = (
     "Every key can be overridden: bacr train --config F seed=1 budget.max=64. `bacr keys` lists "
     "all keys, `bacr keys budget` those of a section. The same command resumes a run that was "
-    "stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a signal after saving a "
-    "checkpoint, 1 any other error."
+    "stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a signal after saving what can "
+    "be resumed, 1 any other error."
 )
 
 
@@ -191,10 +202,13 @@ def train(
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
     from bacr_jax.training.failures import TrainingFailed, VerifierFailed
+    from bacr_jax.training.initialize import check_restarts
     from bacr_jax.training.loop import Trainer
 
     with watched((Preempted, TrainingFailed, VerifierFailed)) as on_phase:
         try:
+            # Count before the inputs are loaded, because a job may be killed while it loads them.
+            check_restarts(folder, config.warmup.dir)
             trainer = Trainer(config, folder, poll, on_phase)
         except BaseException:
             folder.discard()
@@ -264,8 +278,9 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
     error_text = ""
     if trainer.writes:
         # Remove the incomplete exports of processes that were killed.
-        for incomplete in trainer.folder.exports.glob(".*"):
-            shutil.rmtree(incomplete, ignore_errors=True)
+        for path in trainer.folder.exports.glob(".*"):
+            if _INCOMPLETE_EXPORT.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
         try:
             export(trainer.folder.path, out, step=step)
         except UserError as error:
@@ -302,7 +317,41 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
             "cause, leave --allow-change out)"
         ) from None
     folder.keep_config()
+    _set_aside_abandoned(trainer, folder, step)
     return state, step
+
+
+def _set_aside_abandoned(trainer: Any, folder: RunFolder, step: int) -> None:
+    """Moves the exports and evaluations of later steps, whose checkpoints were deleted.
+
+    Otherwise they would be taken for results of the resumed run when it reaches these steps.
+
+    Args:
+      trainer: the `Trainer` of the run.
+      folder: opened run folder.
+      step: step from which the run continues.
+
+    Raises:
+      UserError: if a folder can't be moved. Raised in all processes.
+    """
+    from bacr_jax.evaluation.folder import evaluations_after
+    from bacr_jax.parallel import processes
+
+    error_text = ""
+    if trainer.writes:
+        try:
+            abandoned = [*folder.exports_after(step), *evaluations_after(folder.path, step)]
+            destinations = folder.set_aside(abandoned)
+            if destinations:
+                trainer.progress.print_line(
+                    f"exports and evaluations after step {step} belong to deleted checkpoints, and "
+                    f"were moved to {' and '.join(map(str, destinations))}"
+                )
+        except UserError as error:
+            error_text = str(error)
+    error_text = processes.text_from_first(error_text)
+    if error_text:
+        raise UserError(error_text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -341,7 +390,7 @@ def _train(config: Config, folder: RunFolder) -> int:
         with PreemptionHandler() as interruption:
             train(config, folder, interruption.poll)
     except Preempted as signal:
-        print(f"{signal}: stopped; run the same command to continue", file=sys.stderr)
+        print_message(f"{signal}: stopped; run the same command to continue")
         return EXIT_CODE
     except TrainingFailed as error:
         return failure(str(error))
@@ -383,10 +432,10 @@ def run(
     Raises:
       UserError: if the input is invalid and nothing was trained, or if a verifier scored no answer
         (`VerifierFailed`). In the second case a checkpoint was saved.
-      KeyboardInterrupt: if Ctrl-C was pressed or the notebook's kernel was interrupted. A
-        checkpoint was saved, and the same call resumes the run.
-      SystemExit: if the process received SIGTERM or SIGUSR1, or no vLLM server is reachable. A
-        checkpoint was saved. The exit code is 75.
+      KeyboardInterrupt: if Ctrl-C was pressed or the notebook's kernel was interrupted. The same
+        call resumes the run from a checkpoint, which was saved if training had begun.
+      SystemExit: if the process received SIGTERM or SIGUSR1, or no vLLM server is reachable. The
+        same call resumes the run too. The exit code is 75.
       TrainingFailed: if training can't continue.
       OutOfMemory: if a device ran out of memory.
     """
@@ -422,10 +471,9 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     if threading.current_thread() is not threading.main_thread():
-        print(
+        print_message(
             "WARNING, bacr_jax.train: it was called outside the main thread, where signals can't "
-            "be handled, so SIGTERM and Ctrl-C save no checkpoint; call it in the main thread",
-            file=sys.stderr,
+            "be handled, so SIGTERM and Ctrl-C save no checkpoint; call it in the main thread"
         )
         yield None
         return
@@ -434,14 +482,9 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
             yield interruption.poll
         except Preempted as reason:
             if str(reason) == "SIGINT":
-                message = (
-                    "stopped with a checkpoint; call it again with the same arguments to continue"
-                )
+                message = "stopped; call it again with the same arguments to continue"
                 raise KeyboardInterrupt(message) from None
-            print(
-                f"{reason}: stopped; call it again with the same arguments to continue",
-                file=sys.stderr,
-            )
+            print_message(f"{reason}: stopped; call it again with the same arguments to continue")
             raise SystemExit(EXIT_CODE) from None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
+from bacr_jax.rollout.scheduler import smallest_at_least
 from bacr_plan import costs
 from bacr_plan.costs import FP32
 from bacr_plan.workload import Workload
@@ -337,14 +338,27 @@ def decode_temporaries(work: Workload, layout: MeshShape) -> float:
     return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.trunk)
 
 
+def first_cache_length(work: Workload) -> int:
+    """Returns the number of positions per trace in the caches when slots get their first prompts.
+
+    It is the smallest of the `rollout.windows` possible lengths that contains a prompt and the
+    first chunk of thinking.
+    """
+    rollout = work.config.rollout
+    needed = min(work.prompt + rollout.chunk, work.trunk)
+    parts = range(1, rollout.windows + 1)
+    # The same lengths as in `RolloutSpec.cache_lengths`.
+    lengths = [-(-work.trunk * part // rollout.windows) for part in parts]
+    return smallest_at_least(lengths, needed)
+
+
 def prefill_bytes(work: Workload, layout: MeshShape) -> float:
     """Returns one device's bytes of caches and temporaries while all slots get their first prompts.
 
-    At this time the caches have a quarter of their full length. The keys and values of the prompts
-    are computed in separate caches and then copied.
+    The keys and values of the prompts are computed in separate caches and then copied.
     """
     rows = math.ceil(work.slots / layout.slot_shards)
-    entering = _cache_bytes(work, layout, max(work.trunk // 4, work.prompt) + work.prompt)
+    entering = _cache_bytes(work, layout, first_cache_length(work) + work.prompt)
     mlp = 3 * work.model.intermediate_size / layout.decode_tensor
     return entering + rows * work.prompt * work.float_bytes * (mlp + 4 * work.model.hidden_size)
 

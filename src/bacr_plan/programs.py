@@ -99,7 +99,11 @@ class Programs:
         self.mesh = parallel.make_mesh(self.layout, devices)
         self.decode_mesh = parallel.decode_mesh(self.mesh, self.layout.decode_tensor)
         self.learner = dataclasses.replace(self.policy.learner, mesh=self.mesh)
-        self.rollout = dataclasses.replace(self.policy.rollout, mesh=self.decode_mesh)
+        self.rollout = dataclasses.replace(
+            self.policy.rollout,
+            mesh=self.decode_mesh,
+            slots=setup.rollout_slots(config.rollout, self.layout.slot_shards),
+        )
         self.key = jax.eval_shape(lambda: jax.random.key(0))
         self.params = initial.abstract_params(self.policy)
         frozen, self.trained = adapters.split(self.params)

@@ -147,19 +147,20 @@ def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> flo
     """
     seconds_of_call: dict[tuple[tuple[int, int], ...], float] = {}
     for call in set(work.evaluated):
-        call_work = _work_of_call(work, layout, call)
+        call_work = _work_of_call(work, call)
         rollout = schedule.rollout(call_work, layout)
         by_phase = rollout_seconds(call_work, layout, device, rollout)
         seconds_of_call[call] = sum(by_phase.values())
     return sum(seconds_of_call[call] for call in work.evaluated)
 
 
-def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int], ...]) -> Workload:
+def _work_of_call(work: Workload, call: tuple[tuple[int, int], ...]) -> Workload:
     """Returns the sizes of one decoding call of an evaluation.
+
+    All slots are decoded, as in training, even if the call has fewer traces.
 
     Args:
       work: the sizes of the run.
-      layout: the device mesh.
       call: the number of traces and the largest budget in tokens of each part of the call.
     """
     evaluation = work.evaluation
@@ -167,14 +168,11 @@ def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int]
     budgets = [budget for _, budget in call]
     thinking = np.repeat(budgets, row_counts)
     rows = len(thinking)
-    shards = layout.slot_shards
-    slots = min(evaluation.slots, -(-rows // shards) * shards)
     prompts = np.resize(work.lengths.prompts, rows)
     answers = np.resize(work.lengths.answers[:, 0], (rows, 1))
     lengths = Lengths(prompts, thinking.astype(prompts.dtype), answers)
     return dataclasses.replace(
         evaluation,
-        slots=slots,
         cuts=1,
         draw=functools.partial(dataclasses.replace, lengths),
     )

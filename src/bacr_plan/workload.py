@@ -368,6 +368,12 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         """Samples the expected lengths of all traces (see `Workload.lengths`)."""
         return rows_of(settings.method, prompt_lengths(settings.task, config.model), cuts=cuts)
 
+    slots = setup.rollout_slots(config.rollout, layout.slot_shards)
+    eval_slots = config.eval.slots or 0
+    wanted_slots = config.rollout.slots or 0
+    if not eval_slots and wanted_slots > slots:
+        # Evaluations use all of these slots, because they may have more traces than a rollout.
+        eval_slots = wanted_slots
     frozen_bytes = 0
     if config.adapter.rank:
         frozen_bytes = jnp.dtype(settings.policy.param_dtype).itemsize
@@ -385,10 +391,10 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         thinking=config.budget.max + config.budget.grace,
         draw=functools.cache(draw),
         cuts=cuts,
-        slots=min(config.rollout.slots or rows, rows),
+        slots=slots,
         own_keys=is_fused(config.rollout.attention),
         evaluated=_evaluated(config.eval, config.data, settings.limits.cap),
-        eval_slots=config.eval.slots or 0,
+        eval_slots=eval_slots,
         float_bytes=jnp.dtype(compute_dtype).itemsize,
         remat=config.model.remat,
         fused_attention=is_fused(config.model.attention),

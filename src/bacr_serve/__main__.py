@@ -29,6 +29,7 @@ from bacr_jax.config.cli import (
 )
 from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.overrides import SERVED_KEYS, server_faults
 from bacr_jax.out_of_memory import OutOfMemory
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def _number(name: str, text: str, least: int, most: int) -> int:
 
 
 def _check_url(arguments: argparse.Namespace) -> None:
-    """Raises UserError if --url is not a valid address or is combined with --run."""
+    """Raises UserError if --url is not a valid address or is combined with an invalid option.
+
+    The invalid options are --run and overrides of the decoder that --url replaces.
+    """
     if arguments.url is None:
         return
     if not is_address(arguments.url):
@@ -138,6 +142,8 @@ def _check_url(arguments: argparse.Namespace) -> None:
             "--url: a vLLM server serves a Hugging Face folder, and no such folder was passed; "
             "export the run with bacr export, and pass the exported folder as --model"
         )
+    for fault in server_faults(arguments.overrides, "--url"):
+        raise UserError(fault)
 
 
 def read_key(path: Path) -> str:
@@ -217,6 +223,7 @@ def make_service(arguments: argparse.Namespace) -> "Service":
         arguments.step,
         arguments.overrides,
         download=arguments.download,
+        keys=SERVED_KEYS,
     )
     session.saved.check()
     policy = serve_policy(session, name=arguments.name, largest=arguments.max_budget)

@@ -5,6 +5,7 @@ performs a single run.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -143,11 +144,20 @@ class PlannedRun:
         # `steps` is 0 if the run is not trained, and None if the number of epochs determines the
         # number of steps.
         is_trained = self.config.train.steps != 0
-        has_input = self.config.conditioning.budget_input != "none"
         has_dense_curve = is_before and study.evaluation.cut_every is not None
-        if is_trained and has_input and not has_dense_curve:
+        if is_trained and not has_dense_curve and self._receives_budget:
             keys.append("swap")
         return keys
+
+    @functools.cached_property
+    def _receives_budget(self) -> bool:
+        """True if the policy can be evaluated with any budget as its input."""
+        # Imported here because the module imports JAX, which `--help` does not need.
+        from bacr_jax.evaluation.job_checks import receives_budget
+        from bacr_jax.runs.saved_policy import trained_style
+
+        style = trained_style(resolve(self.config).method)
+        return receives_budget(self.config, style)
 
     def has_cells(self, study: Study) -> bool:
         """True if the results of the run, and of all majority votes over its samples, are stored.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bacr_jax.config.cli import STOPPED
+from bacr_jax.config.cli import STOPPED, print_message
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
@@ -100,13 +100,23 @@ def end_with_parent() -> None:
     """Makes the kernel send SIGTERM to this process when the study that started it ends.
 
     Otherwise the runs of a killed study would continue and keep their folders locked. Only works on
-    Linux.
+    Linux. Nothing happens if a user started this process.
+
+    Raises:
+      SystemExit: if the study has already ended. The exit code is `STOPPED`.
     """
-    if sys.platform != "linux" or os.environ.get(_PARENT) != str(os.getppid()):
+    study = os.environ.get(_PARENT)
+    if sys.platform != "linux" or study is None:
         return
     # PR_SET_PDEATHSIG in <sys/prctl.h>. The signal is sent when the parent's main thread ends.
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+    # Compare afterwards, because no signal is sent for a parent that ended before the call.
+    if study != str(os.getppid()):
+        print_message(
+            "the study that started this run has ended; run its command again to continue"
+        )
+        raise SystemExit(STOPPED)
 
 
 def shares(devices_per_run: int, jobs: int | None) -> list[Share]:

@@ -10,7 +10,6 @@ module does not run anything, and the only files it reads are the configs of the
 
 import functools
 import itertools
-import json
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,9 @@ from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.config.fields import SMALLEST_TEMPERATURE
 from bacr_jax.config.fields import key as setting
+from bacr_jax.config.values import FrozenMap
 
 View = Literal[
     "accuracy",
@@ -49,6 +50,9 @@ MEAN = "mean"
 SEEDS = "[0, 4294967295]"
 # A cell stores the number of correct samples of a problem as one base-36 digit.
 SAMPLES = "[0, 35]"
+# Ranges of the options --size and --slots of `bacr evaluate`.
+_SIZES = "[1, 2147483647]"
+_SLOTS = "[1, 1000000]"
 
 Value = str | float | int
 
@@ -197,10 +201,12 @@ class Evaluation:
     samples: int = setting(
         4, "sampled answers per problem and budget, in addition to one greedy answer", SAMPLES
     )
-    size: int | None = setting(None, "number of problems per set; null: all problems", "[1, inf)")
-    temperature: float = setting(1.0, "temperature of sampled answers", "(0, inf)")
+    size: int | None = setting(None, "number of problems per set; null: all problems", _SIZES)
+    temperature: float = setting(
+        1.0, "temperature of sampled answers", f"[{SMALLEST_TEMPERATURE:g}, inf)"
+    )
     top_p: float = setting(1.0, "top-p of sampled answers", "(0, 1]")
-    slots: int = setting(64, "number of traces that are decoded together", "[1, inf)")
+    slots: int = setting(64, "number of traces that are decoded together", _SLOTS)
     seed: int = setting(
         0, "seed that selects the problems, and generates the problems of a procedural set", SEEDS
     )
@@ -246,6 +252,8 @@ class Study:
       tokens_per_second: measured or planned throughput of one run, used to predict training times.
       devices_per_run: number of GPUs per run; 0 if each run uses one share of the CPU cores.
       folder: folder of the study file, which the paths of configs are relative to.
+      overrides: config keys of all runs from the command line, as texts `a.b=value`. They override
+        all other keys.
     """
 
     name: str
@@ -267,6 +275,7 @@ class Study:
     tokens_per_second: float | None = None
     devices_per_run: int = 0
     folder: Path = Path(".")
+    overrides: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -382,7 +391,8 @@ class Study:
 
         Config files of the task and of the arm are loaded first. The keys that override them are
         applied in this order: the task's `set`, the study's `set`, the arm's `set`, the study's
-        `own` for this arm, and `varied`.
+        `own` for this arm, `varied`, and the config keys of the command line. An arm without
+        training steps keeps `train.steps` at 0.
 
         Args:
           task: id of the task.
@@ -405,9 +415,27 @@ class Study:
         )
         overrides = []
         for layer in layers:
-            for key, value in layer.items():
-                overrides.append(f"{key}={json.dumps(value)}")
-        return config_io.override(_loaded(files), overrides)
+            overrides += config_io.override_texts(_with_order(layer))
+        config = config_io.override(_loaded(files), overrides)
+        if not self.overrides:
+            return config
+        last = list(self.overrides)
+        if config.train.steps == 0:
+            # The arm is the policy before training.
+            last.append("train.steps=0")
+        return config_io.override(_loaded(files), [*overrides, *last])
+
+
+def _with_order(value: Any) -> Any:
+    """Converts mappings, also nested ones, so that `override_texts` keeps the order of their keys.
+
+    The order can matter, for example for the rewards in `reward.weights`.
+    """
+    if isinstance(value, Mapping):
+        return FrozenMap({key: _with_order(item) for key, item in value.items()})
+    if isinstance(value, list):
+        return [_with_order(item) for item in value]
+    return value
 
 
 # Cached because many runs load the same files.

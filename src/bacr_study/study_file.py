@@ -5,6 +5,7 @@ A study file in `configs/studies/` contains the fields of `Study`. Its section `
 are relative to the study file.
 """
 
+import datetime
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.config import EvalConfig
+from bacr_jax.config import io as config_io
 from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.reader import read_dataclass, read_value, refusal
+from bacr_jax.config.training_checks import dense_problems
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.config.yaml import constructed, parse_file, parse_override
+from bacr_jax.errors import UserError
 from bacr_study.spec import SAMPLES, SEEDS, Arm, Evaluation, Study, Sweep, Task
 
 _LEVELS = "[1, 5]"
@@ -34,7 +39,7 @@ _KEYS_OF_STUDY = {
 }
 _STUDY_TYPES = typing.get_type_hints(Study)
 # Fields of `Study` that cannot be set in a file.
-_UNWRITTEN = {"name", "size", "folder"}
+_UNWRITTEN = {"name", "size", "folder", "overrides"}
 
 # The result of a check: True if it passed, the path of the key, its value, and what to write
 # instead.
@@ -95,7 +100,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
       path: the study file.
       size: a name in the file's section `sizes`; None for the first one.
       overrides: `key=value` arguments, such as `seeds=[0]`. Keys that are not fields of `Study` are
-        config keys of all runs.
+        config keys of all runs, which override the keys of the file.
 
     Raises:
       UserError: if the study is invalid. The message names the file or the command line as the
@@ -112,21 +117,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
         on_command_line = key.split(".")[0] in keys_written
         return f"{'command line' if on_command_line else path}: {key}"
 
-    for text in overrides:
-        key, value = overridden(text)
-        if key.startswith("evaluation."):
-            value = {key.removeprefix("evaluation."): value}
-            key = "evaluation"
-        if key in ("arms", "tasks") and isinstance(value, list):
-            keys[key] = _chosen(keys.get(key, {}), value, key)
-        elif key in _STUDY_TYPES.keys() - _UNWRITTEN:
-            if not isinstance(value, Mapping):
-                read_value(_STUDY_TYPES[key], value, place_of(key))
-            keys[key] = _merge(keys.get(key), value)
-        else:
-            for name, refused, write in _keys_of_study({key: value}):
-                raise refusal(f"command line: {name}", f"found {shown(refused)}", write)
-            keys["set"] = {**keys.get("set", {}), key: value}
+    config_overrides = _override_keys(keys, overrides)
     evaluation = keys.pop("evaluation", {})
     fields = {
         "tasks": _named(
@@ -149,6 +140,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
         "name": path.stem,
         "size": chosen_size,
         "folder": path.parent,
+        "overrides": tuple(config_overrides),
     }
     study: Study = _with_sweep(Study, keys, str(path), fields)
     for passed, place_key, value, write in _checks(study, arms_of_file):
@@ -158,7 +150,106 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
                 f"found {shown(value)}",
                 write,
             )
+    _refuse_fixed_keys(study)
+    _refuse_dense_curves(study, place_of("evaluation.cut_every"))
     return _without_unchosen_contrasts(study)
+
+
+def _override_keys(keys: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Applies the arguments of the command line to the keys of a study file.
+
+    Args:
+      keys: keys of the study file. They are updated in place.
+      overrides: `key=value` arguments.
+
+    Returns:
+      The arguments that set config keys of the runs, and no keys of the study.
+    """
+    config_overrides = []
+    for text in overrides:
+        key, value = overridden(text)
+        if key.startswith("evaluation."):
+            value = {key.removeprefix("evaluation."): value}
+            key = "evaluation"
+        if key in ("arms", "tasks") and isinstance(value, list):
+            keys[key] = _chosen(keys.get(key, {}), value, key)
+        elif key in _STUDY_TYPES.keys() - _UNWRITTEN:
+            if not isinstance(value, Mapping):
+                read_value(_STUDY_TYPES[key], value, f"command line: {key}")
+            keys[key] = _merge(keys.get(key), value)
+        else:
+            for name, refused, write in _keys_of_study({key: value}):
+                raise refusal(f"command line: {name}", f"found {shown(refused)}", write)
+            config_overrides.append(text)
+    return config_overrides
+
+
+def _flat_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns config keys with dotted names: `{a: {b: 1}}` and `{a.b: 1}` both become `{a.b: 1}`.
+
+    Settings that are mappings, such as `budget.levels`, stay mappings.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in keys.items():
+        key = config_io.schema().get(name)
+        if key is not None and key.is_section and isinstance(value, Mapping):
+            nested = {f"{name}.{last}": item for last, item in value.items()}
+            flat |= _flat_keys(nested)
+        else:
+            flat[name] = value
+    return flat
+
+
+def _refuse_fixed_keys(study: Study) -> None:
+    """Raises UserError if the command line sets a config key that distinguishes the study's runs.
+
+    Such a key is in the `set` of an arm (a method with its settings), or is varied by a sweep. If
+    the command line set it, runs that should differ would be equal. Arms that the command line did
+    not select are not considered.
+    """
+    config_values: dict[str, Any] = {}
+    for text in study.overrides:
+        name, parsed = overridden(text)
+        config_values |= _flat_keys({name: parsed})
+    for key, value in config_values.items():
+        setting_arms = []
+        sweeping_arms = []
+        for arm in study.arms:
+            # Votes have no runs.
+            if arm.of is not None:
+                continue
+            sweep = study.sweep_of(arm)
+            varied = sweep.settings.values() if sweep else ()
+            settings_of_arm = _flat_keys(arm.set)
+            # `Study.config_of` keeps an arm without training steps as it is.
+            is_untrained = key == "train.steps" and settings_of_arm.get(key) == 0
+            if any(key in _flat_keys(settings) for settings in varied):
+                sweeping_arms.append(arm.id)
+            elif key in settings_of_arm and not is_untrained:
+                setting_arms.append(arm.id)
+        for arms, problem in (
+            (sweeping_arms, "but these arms vary this key in a sweep"),
+            (setting_arms, "but these arms set this key"),
+        ):
+            if arms:
+                raise refusal(
+                    f"command line: {shown(key, quote=False)}",
+                    f"found {shown(value)}, {problem}: {', '.join(arms)}",
+                    "arms=[...] without these arms, or change the key in a copy of the study file",
+                )
+
+
+def _refuse_dense_curves(study: Study, where: str) -> None:
+    """Raises UserError if `evaluation.cut_every` gives no truncation points or too many.
+
+    Args:
+      study: the study.
+      where: location of the key, for the error message.
+    """
+    for task in study.tasks:
+        curve = EvalConfig(budgets=task.budgets, cut_every=study.evaluation.cut_every)
+        for problem in dense_problems(curve, f"{where}="):
+            raise UserError(f"{problem} (tasks.{task.id}.budgets)")
 
 
 def _without_unchosen_contrasts(study: Study) -> Study:
@@ -275,11 +366,13 @@ def _sweep(parsed: Any, where: str) -> Sweep:
             "a list of values, or a mapping from names to config keys",
         )
     for value in read.values:
-        if not _VALUE.fullmatch(str(value)):
+        is_date = isinstance(value, datetime.date)
+        if is_date or not _VALUE.fullmatch(str(value)):
+            quoted = " (a date in quotes)" if is_date else ""
             raise refusal(
                 f"{where}.values",
                 f"found {shown(value)}",
-                "a value of letters, digits, _, +, . and -",
+                f"a value of letters, digits, _, +, . and -{quoted}",
             )
     if read.default not in (None, *read.values):
         values = [str(value) for value in read.values]
@@ -316,11 +409,7 @@ def _keys_of_study(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     Returns:
       A triple for each such key: its name, its value and what the user should write instead.
     """
-    output = keys.get("output")
-    nested = output if isinstance(output, Mapping) else {}
-    flat = dict(keys)
-    for key, value in nested.items():
-        flat[f"output.{key}"] = value
+    flat = _flat_keys(keys)
     result = []
     for name, write in _KEYS_OF_STUDY.items():
         if name in flat:
@@ -347,6 +436,10 @@ def _checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
     """
     yield from _number_checks(study)
     yield from _name_checks(study, arms_of_file)
+    cut_every = study.evaluation.cut_every
+    has_before = cut_every is None or study.before != ""
+    write = "null, or set the key before to the arm that is evaluated at these truncation points"
+    yield has_before, "evaluation.cut_every", cut_every, write
     for task in study.tasks:
         yield from _task_checks(study, task)
     matched_votes: dict[str | None, int] = {}
@@ -421,11 +514,16 @@ def _checks_of_config_keys(study: Study) -> Iterator[_Check]:
 
 
 def _task_checks(study: Study, task: Task) -> Iterator[_Check]:
-    """Yields the checks of a task's budgets and difficulty levels."""
+    """Yields the checks of a task's budgets, evaluation sets and difficulty levels."""
     where = f"tasks.{task.id}"
     budgets = list(task.budgets)
     rising = budgets == sorted(set(budgets)) and min(budgets, default=-1) >= 0
     yield rising, f"{where}.budgets", budgets, "rising numbers, such as [512, 1024]"
+    has_pairs = not study.evaluation.swap or sum(budget > 0 for budget in budgets) >= 2
+    write = f"false, or two budgets above 0 in {where}.budgets"
+    yield has_pairs, "evaluation.swap", True, write
+    sets = list(task.data)
+    yield len(set(sets)) == len(sets), f"{where}.data", sets, "each set only once"
     for budget in study.focus:
         yield budget in budgets, "focus", budget, any_of(list(map(str, budgets)))
     for level in task.hard_levels:

@@ -29,8 +29,9 @@ from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, nu
 from bacr_jax.files import read_lines, read_object, write_atomically
 from bacr_jax.methods import load_method
 from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
-from bacr_jax.runs.folder import RunPaths, lock_when_free
+from bacr_jax.runs.folder import RunPaths, lock_when_free, open_run
 from bacr_jax.runs.provenance import VERSIONED, commit
+from bacr_jax.runs.saved_policy import read_config
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
 from bacr_study.configured import check_hard_levels
 from bacr_study.plan import PlannedRun
@@ -91,8 +92,12 @@ def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
     config = run.study_folder / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))
-    if not run.trained:
-        code = train.main(["--config", str(config)])
+    if run.trained:
+        _follow_warmup(run)
+    else:
+        # The path of the warm-up differs if the studies were moved. The folder's name contains the
+        # fingerprint of the warm-up, so it is the same warm-up.
+        code = train.main(["--config", str(config), "--allow-change", "warmup.dir"])
         if code:
             return code
     arguments, out = evaluation_of(study, run)
@@ -101,6 +106,23 @@ def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
         return code
     write_cells(study, run, out)
     return 0
+
+
+def _follow_warmup(run: PlannedRun) -> None:
+    """Records the present folder of the warm-up in a trained run, if the folder was moved.
+
+    The evaluation of adapters reads the weights of the warm-up. Other runs don't need the warm-up
+    any more, and stay unchanged.
+    """
+    if run.config.adapter.rank is None or run.warmup is None:
+        return
+    recorded = read_config(run.folder)
+    if recorded.warmup.dir == run.config.warmup.dir:
+        return
+    warmup = dataclasses.replace(recorded.warmup, dir=run.config.warmup.dir)
+    moved = dataclasses.replace(recorded, warmup=warmup)
+    with open_run(run.folder, moved, resume="required", allowed=["warmup.dir"]) as folder:
+        folder.keep_config()
 
 
 def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:

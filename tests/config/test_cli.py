@@ -151,6 +151,35 @@ sys.exit(entry_point(main)([]))"""
         process.stderr.close()
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("raise UserError('bad')", 2),
+        ("return failure('no memory')", 1),
+        ("print_message('stopped'); return 75", 75),
+        ("return 0", 0),
+    ],
+)
+def test_messages_without_a_reader_change_no_exit_code(body, code):
+    """As of `bacr train 2>&1 | head` after `head` has ended, without its progress display."""
+    program = f"""
+import sys
+from bacr_io.command import entry_point, failure, print_message
+from bacr_io.errors import UserError
+def main(argv):
+    sys.stdin.read()
+    {body}
+sys.exit(entry_point(main)([]))"""
+    reader, output = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=output, stderr=output
+    )
+    os.close(output)
+    os.close(reader)
+    process.stdin.close()
+    assert process.wait(60) == code
+
+
 def test_a_command_whose_streams_are_closed_does_its_work(monkeypatch):
     """As of a service: Python has None for them."""
     for name in ("stdin", "stdout", "stderr"):

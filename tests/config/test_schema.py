@@ -1,11 +1,15 @@
 """What a key must state, and what the room hands out."""
 
 import dataclasses
+import re
 import typing
+from pathlib import Path
 
 import bacr_jax.config
-from bacr_jax.config import Config
+from bacr_jax.config import Config, OptimizerConfig
 from bacr_jax.config.fields import walk
+from bacr_jax.learner.optimizer import schedule
+from bacr_jax.methods import registry
 from config_world import KEYS
 
 
@@ -32,3 +36,22 @@ def test_sections_are_the_classes_that_the_room_hands_out():
     handed_out = {name for name, thing in vars(bacr_jax.config).items() if isinstance(thing, type)}
     assert sections | {"Config"} == handed_out
     assert all(dataclasses.is_dataclass(getattr(bacr_jax.config, name)) for name in sections)
+
+
+def test_the_section_of_a_method_names_every_method_that_reads_it():
+    folder = Path(registry.__file__).parent
+    for name, key in walk(Config()):
+        if not (key.is_section and key.meaning.startswith("method")):
+            continue
+        texts = {path.stem: path.read_text() for path in folder.glob("*.py")}
+        readers = {stem for stem, text in texts.items() if f"config.{name}" in text}
+        assert set(re.findall(r"\w+", key.meaning)) - {"method", "methods", "and"} == readers
+
+
+def test_the_warm_up_of_the_learning_rate_is_counted_in_updates():
+    """Two updates per step: the rate has risen after half as many steps."""
+    assert "train.minibatches per step" in KEYS["optimizer.warmup_steps"].meaning
+    config = OptimizerConfig(warmup_steps=10, schedule="constant")
+    rate = schedule(config, 100)
+    minibatches = 2
+    assert float(rate(4 * minibatches)) < 1.0 == float(rate(5 * minibatches))

@@ -3,10 +3,12 @@
 import pytest
 
 import faulty_doctor
-from bacr_doctor import children
+from bacr_doctor import children, machine, records
 from bacr_doctor.children import Check, run_checks
 from bacr_doctor.records import Subject
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.runs.folder import is_begun
 
 KEYS = {"rollout.attention": "xla"}
 
@@ -31,6 +33,41 @@ def test_what_hangs_or_dies_is_broken_and_the_rest_is_done_in_a_fresh_process(fo
     assert dead.measured == "ended its process by SIGABRT: what it said last"
     # Nobody has seen a GPU, so nothing goes round it.
     assert hung.keys == dead.keys == {} and hung.advice == dead.advice == "x"
+
+
+def test_a_check_that_is_killed_leaves_no_files(tmp_path):
+    subject = Subject(config_io.override(Config(), {"output.dir": str(tmp_path)}), named=True)
+    checks = [Check(name, getattr(faulty_doctor, name)) for name in ("leaves_files", "well")]
+    seen = []
+    for record in run_checks(checks, subject):
+        seen.append(record.status)
+        # Training accepts the folder of a doctor that is running or was killed.
+        assert [path.name[:13] for path in tmp_path.iterdir()] == [".bacr-doctor-"]
+        assert len(list(tmp_path.rglob("large"))) == 1
+        assert not is_begun(tmp_path, "output.dir=x", "config.yaml", "run")
+    assert seen == ["broken", "ok"] and list(tmp_path.iterdir()) == []
+
+
+def test_a_doctor_that_is_interrupted_removes_its_folder(tmp_path):
+    subject = Subject(config_io.override(Config(), {"output.dir": str(tmp_path)}), named=True)
+    running = run_checks([Check("well", faulty_doctor.well)] * 2, subject)
+    next(running)
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(KeyboardInterrupt):
+        running.throw(KeyboardInterrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_writable_is_the_fault_of_the_check_that_writes(monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(records.tempfile, "TemporaryDirectory", refuse)
+    subject = Subject(Config())
+    with subject.with_temporary() as prepared:
+        assert prepared == subject
+        record = Check("files", machine.files).run(prepared)
+    assert record.status == "broken" and "Permission denied" in record.measured
 
 
 def test_a_process_goes_on_until_a_check_breaks(found):

@@ -13,6 +13,7 @@ from bacr_jax.evaluation.folder import (
     SPLIT,
     append,
     default_folder,
+    evaluations_after,
     find_evaluation,
     finished_evaluations,
     open_evaluation,
@@ -24,7 +25,7 @@ from bacr_jax.evaluation.folder import (
     settings_name_of,
 )
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import RunFolder, RunPaths
 from evaluation_world import sample
 
 TWO_EACH = EvalSetting(SAMPLED, 8, 2)
@@ -158,6 +159,41 @@ class TestOpen:
             ),
             open_evaluation(tmp_path / "new", {"a": 1, **prints("y")}),
         ):
+            pytest.fail("opened another evaluation's folder")
+
+    @pytest.mark.parametrize(
+        ("recorded", "now", "differs"),
+        [
+            # The config changed, and the checkpoint did not.
+            ({}, {"run": "other"}, None),
+            # Trained again with the same config.
+            ({}, {"weights": "other"}, r"policy.weights \(w in the folder, other now\)"),
+            ({}, {"run": "other", "model": "other"}, r"policy.model \(m in the folder, other now"),
+            (
+                {},
+                {"step": 7, "weights": "other"},
+                r"namely policy.step \(5 in .*, 7 now\); use --s",
+            ),
+            # A folder of an earlier version recorded no weights.
+            ({"weights": None, "model": None}, {}, None),
+            ({"weights": None, "model": None}, {"run": "other"}, r"policy.run \(r in the folder"),
+            # A Hugging Face folder has nothing but its weights.
+            ({"run": None, "method": None, "step": None, "model": None}, {}, r"policy.run \(None"),
+        ],
+    )
+    def test_a_run_is_compared_by_its_weights_if_they_were_recorded(
+        self, tmp_path, recorded, now, differs
+    ):
+        policy = {"run": "r", "method": "bacr", "step": 5, "weights": "w", "model": "m"}
+        entries = {name: value for name, value in (policy | recorded).items() if value is not None}
+        with open_evaluation(tmp_path / "out", {"policy": entries}):
+            pass
+        again = open_evaluation(tmp_path / "out", {"policy": policy | now})
+        if differs is None:
+            with again:
+                assert read_settings(tmp_path / "out") == {"policy": entries}
+            return
+        with pytest.raises(UserError, match=differs), again:
             pytest.fail("opened another evaluation's folder")
 
     def test_many_differences_are_counted(self, tmp_path):
@@ -333,6 +369,31 @@ class TestPlaces:
         evaluate(paths, 20)
         assert find_evaluation(tmp_path, "size-7").name == "step-000020"
         assert find_evaluation(tmp_path, "size-9").name == "step-000020-size-9"
+
+    def test_evaluations_of_steps_that_a_run_went_back_from_are_set_aside(self, tmp_path):
+        paths = RunPaths(tmp_path)
+        for step in (20, 40):
+            for name in ("", "budgets-8"):
+                evaluate(paths, step, name)
+        for name, policy in (("early", {"step": 20}), ("late", {"step": 40}), ("model", {})):
+            (paths.later_evaluations / f"study-{name}").mkdir()
+            settings = json.dumps({"policy": policy})
+            (paths.later_evaluations / f"study-{name}" / SETTINGS).write_text(settings)
+        for path in paths.later_evaluations.iterdir():
+            (path / RESULTS).write_text("{}")
+        (paths.later_evaluations / "2026-notes").mkdir()
+        (paths.later_evaluations / "notes.txt").touch()
+        abandoned = evaluations_after(tmp_path, 20)
+        names = ["step-000040", "step-000040-budgets-8", "study-late"]
+        assert [path.name for path in abandoned] == names
+        (aside,) = RunFolder(tmp_path, None).set_aside(abandoned)
+        assert sorted(path.name for path in aside.iterdir()) == names
+        # Neither a report nor a comparison uses them any longer.
+        assert {path.parent.name for path in finished_evaluations(tmp_path)} == {
+            *("step-000020", "step-000020-budgets-8", "study-early", "study-model"),
+        }
+        assert find_evaluation(tmp_path) == paths.evaluation_of(20)
+        assert paths.evaluations_of(40) == evaluations_after(tmp_path, 20) == []
 
     @pytest.mark.parametrize("step", [3, 1_000_000])
     @pytest.mark.parametrize("name", ["", "samples-1", "budgets-8-none-samples-4-and-greedy"])

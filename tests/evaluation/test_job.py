@@ -107,6 +107,11 @@ class TestPrepare:
         )
         assert settings("rollout.slots=1")["decoding"] != first["decoding"]
 
+    def test_the_policy_is_recorded_with_its_weights(self, saved, monkeypatch):
+        recorded = {"run": "one", "weights": "abc"}
+        monkeypatch.setattr(SavedPolicy, "recorded_identity", lambda self: recorded)
+        assert job.prepare(saved(), greedy=True).settings["policy"] == recorded
+
     @pytest.mark.parametrize(
         ("overrides", "options", "says"),
         [

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bacr_jax.config import BudgetConfig, EvalConfig
+from bacr_jax.config import BudgetConfig, ConditioningConfig, Config, EvalConfig
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import job_checks
 from bacr_jax.evaluation.job_checks import EvaluationLimits, check_free, check_length, check_swap
+from bacr_jax.methods.registry import built_in_methods, make_method
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions.ledger import ledger_tokenizer
 
@@ -19,24 +21,54 @@ DECLARING = SimpleNamespace(budget_close="</budget>")
 BUDGETS = EvalConfig(budgets=(4, 8))
 
 
+def config_of(budget_input, method="bacr", **changes):
+    """Returns the config of an evaluation at two budgets, with changes of the section `eval`."""
+    return Config(
+        method=method,
+        conditioning=ConditioningConfig(budget_input=budget_input),
+        eval=dataclasses.replace(BUDGETS, **changes),
+    )
+
+
 @pytest.mark.parametrize("budget_input", ["embedding", "prompt", "both"])
 def test_a_policy_with_a_budget_as_input_can_be_swapped(budget_input):
-    check_swap(budget_input, BUDGETS, PLAIN)
-    check_swap("none", BUDGETS, DECLARING)
+    check_swap(config_of(budget_input), PLAIN)
+    check_swap(config_of("none"), DECLARING)
+    check_swap(config_of("embedding", "selfbudgeter"), DECLARING)
+
+
+@pytest.mark.parametrize("method", built_in_methods())
+def test_a_method_without_a_budget_embedding_is_not_swapped(method):
+    config = config_of("embedding", method)
+    if make_method(resolve(config).method).conditioned:
+        check_swap(config, PLAIN)
+        return
+    for budget_input, reason in (
+        ("embedding", f"method={method} has no budget embedding"),
+        ("none", "conditioning.budget_input=none"),
+    ):
+        with pytest.raises(UserError, match=rf"does not read its budget \({reason}\)"):
+            check_swap(config_of(budget_input, method), PLAIN)
+    # The prompt contains the budget with every method.
+    check_swap(config_of("both", method), PLAIN)
+
+
+def test_some_methods_have_a_budget_embedding_and_others_do_not():
+    settings = [resolve(config_of("embedding", name)).method for name in built_in_methods()]
+    assert {make_method(one).conditioned for one in settings} == {True, False}
 
 
 @pytest.mark.parametrize(
     ("budget_input", "changes", "style", "message"),
     [
-        ("none", {}, PLAIN, "does not read its budget"),
+        ("none", {}, PLAIN, r"does not read its budget \(conditioning.budget_input=none\)"),
         ("none", {"budget_tag": "declared"}, DECLARING, "set eval.budget_tag=given"),
         ("embedding", {"budgets": (0, 8)}, PLAIN, "at least two budgets above 0"),
     ],
 )
 def test_a_swap_without_several_inputs_is_refused(budget_input, changes, style, message):
-    evaluation = dataclasses.replace(BUDGETS, **changes)
     with pytest.raises(UserError, match=message):
-        check_swap(budget_input, evaluation, style)
+        check_swap(config_of(budget_input, **changes), style)
 
 
 def settings(**decoding):

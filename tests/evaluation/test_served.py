@@ -192,6 +192,30 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
     assert not out.exists()
 
 
+ARITHMETIC = {"compute_dtype", "product_dtype", "attention", "decode_attention"}
+
+
+def test_nothing_is_recorded_of_the_arithmetic_of_a_server(folder, key, tmp_path):
+    out = tmp_path / "out"
+    with Served(key) as server:
+        assert command(folder, out, "--url", server.url, budgets="4") == 0
+        settings = json.loads((out / "evaluation.json").read_text())
+        assert not ARITHMETIC & settings["decoding"].keys()
+        # Folders of earlier versions recorded the settings of a decoder that was not used.
+        settings["decoding"] |= dict.fromkeys(ARITHMETIC, "float32")
+        (out / "evaluation.json").write_text(json.dumps(settings))
+        before = len(server.asked)
+        assert command(folder, out, "--url", server.url, budgets="4") == 0
+        assert len(server.asked) == before
+
+
+@pytest.mark.parametrize("override", ["model.compute_dtype=bfloat16", "rollout.attention=xla"])
+def test_a_key_that_a_server_does_not_read_is_one_line(folder, tmp_path, capsys, override):
+    line = refusal(capsys, folder, tmp_path / "out", "--url", "http://127.0.0.1:9", override)
+    assert f"{override.partition('=')[0]} has no effect with --url, because the server" in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     say = lambda *words: refusal(capsys, folder, tmp_path / "out", *words)
     assert "needs the address of a server; pass --url http://HOST:PORT" in say()

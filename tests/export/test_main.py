@@ -188,6 +188,43 @@ def test_words_can_go_out_without_any_code(ledger_run, tmp_path, capsys):
     assert "conditioning.budget_input=embedding" in message and not two.exists()
 
 
+@pytest.fixture
+def adapter_run(tmp_path):
+    """The config of a run that trained adapters and reads its budget in the prompt."""
+    run = tmp_path / "adapters"
+    run.mkdir()
+    settings = {
+        "model": {**MODEL, "path": str(tmp_path / "base")},
+        "adapter": {"rank": 2},
+        "conditioning": {"budget_input": "prompt"},
+    }
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    return run
+
+
+@pytest.mark.parametrize(
+    "option", [["--dtype", "bfloat16"], ["--dtype", "float32"], ["--merge-budget-prompt"]]
+)
+def test_options_that_a_peft_folder_ignores_are_refused(adapter_run, tmp_path, capsys, option):
+    out = tmp_path / "peft"
+    peft = ["--run", adapter_run, "--out", out, "--adapter", "peft"]
+    message = refusal(capsys, *peft, *option)
+    assert f"{' '.join(option)} has no effect with --adapter peft" in message
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("adapter", ["peft", "merged"])
+def test_only_a_folder_with_a_config_is_said_to_have_the_sentence(
+    adapter_run, tmp_path, capsys, monkeypatch, adapter
+):
+    monkeypatch.setattr(from_run, "export", lambda *a, **k: ["a"])
+    words = ["--run", adapter_run, "--out", tmp_path / "out", "--adapter", adapter]
+    assert export.main([str(word) for word in words]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{tmp_path / 'out' / 'a'}\n")
+    assert ("config.json" in printed) == (adapter == "merged")
+
+
 @pytest.mark.parametrize("told", ["embedding", "prompt"])
 def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(
     ledger_run, tmp_path, told, capfd

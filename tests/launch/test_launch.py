@@ -64,6 +64,25 @@ def test_some_of_the_gpus():
     assert done.returncode == 2 and "found 4; use 2 GPUs" in done.stderr
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_compiled_programs_go_to_the_folder_that_training_limits(script):
+    """A folder that JAX_COMPILATION_CACHE_DIR names has no limit, so only a user names one."""
+    words = (
+        script,
+        *(HOSTS if script == "hosts.sh" else ()),
+        "--gpu",
+        "a100",
+        "--config",
+        "c.yaml",
+    )
+    exports, _ = dry_run(*words)
+    assert "JAX_COMPILATION_CACHE_DIR" not in exports
+    # With such a folder, programs that compile fast are stored too.
+    assert exports["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
+    mine, _ = dry_run(*words, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="2")
+    assert mine["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "2"
+
+
 def test_slurm_starts_one_process_per_node():
     _, command = dry_run("slurm.sh", "--gpu", "hopper", "--config", "c.yaml", PYTHON="python3.12")
     assert command == [

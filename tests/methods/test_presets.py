@@ -35,3 +35,10 @@ def test_a_preset_also_fits_over_the_quickstart_and_the_7b_config(name):
 def test_every_method_has_a_preset():
     covered = {yaml.safe_load((PRESETS / f"{name}.yaml").read_text())["method"] for name in NAMES}
     assert covered == set(built_in_methods())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_sets_the_curriculum_only_if_its_budgets_follow_it(name):
+    preset = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+    if "curriculum" in preset:
+        assert preset["budget"]["prior"] == "curriculum"

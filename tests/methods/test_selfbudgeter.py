@@ -1,6 +1,7 @@
 """The declared budget: reading it, writing it for the model, and learning to write it."""
 
 import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.config import SelfBudgeterConfig
+from bacr_jax.config import DataConfig, SelfBudgeterConfig
+from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method, selfbudgeter
@@ -21,6 +23,8 @@ from bacr_jax.training.dynamic_sampling import BatchPlan
 from bacr_jax.training.stages import make_group_batch
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Branches, Trunks
 from methods_world import group_batch, load, run_of
+
+PROMPT_FORMATS = typing.get_args(typing.get_type_hints(DataConfig)["prompt_format"])
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +184,14 @@ def test_settings_under_which_wrong_beats_right_are_refused(tmp_path):
         load(tmp_path, "selfbudgeter", "selfbudgeter.budget_penalty=-0.6")
     with pytest.raises(UserError, match=r"wrong_range=\[0, -1\] is not a range"):
         load(tmp_path, "selfbudgeter", "selfbudgeter.wrong_range=[0, -1]")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name in PROMPT_FORMATS])
+def test_a_shared_format_without_a_closing_tag_is_refused_before_training(name):
+    """The first stage learns only from responses whose thinking was closed by the tag."""
+    keys = ["method=selfbudgeter", f"data.prompt_format={name}", "data.train=gsm8k:somewhere"]
+    settings = resolve(config_io.load([], keys)).method
+    messages = [text for text in selfbudgeter.problems(settings) if "prompt_format" in text]
+    assert len(messages) == (not FORMATS[name].think_close)
+    assert all(f"data.prompt_format={name}: this prompt format has no" in m for m in messages)
+    assert name != "boxed" or messages

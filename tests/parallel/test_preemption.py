@@ -22,6 +22,24 @@ def test_the_first_signal_is_raised_where_it_is_polled(number, capfd):
     assert capfd.readouterr().err.count("stopping after the current work is saved") == 1
 
 
+def test_a_signal_is_recorded_if_nobody_reads_stderr():
+    script = """
+import os, signal
+from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+os.close(reader)
+with PreemptionHandler() as handler:
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        handler.poll()
+    except Preempted:
+        os._exit(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False)
+    assert ended.returncode == 3
+
+
 def test_a_second_signal_also_ends_the_first_process_of_a_container():
     # The kernel keeps signals from it that it does not handle itself.
     spared = """

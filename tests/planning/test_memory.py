@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bacr_jax.config import io as config_io
 from bacr_jax.config.shipped import locate
-from bacr_plan import costs, memory
+from bacr_plan import costs, memory, schedule
 from bacr_plan.workload import sizes_of
 from plan_world import mesh, workload
 
@@ -107,6 +107,18 @@ def test_refilled_slots_are_answered_on_copies_of_half_of_the_trunks():
     assert memory.answer_cache_bytes(half, mesh()) == 32 * (5120 + 544) / 2 * 57_344
     more = workload("rollout.slots=256", "rollout.refill=0.75")
     assert memory.answer_cache_bytes(more, mesh()) == 24 * (5120 + 544) * 57_344
+
+
+@pytest.mark.parametrize("prompt", [16, 1024, 4096])
+@pytest.mark.parametrize("windows", [1, 2, 3, 4, 7, 64])
+def test_prompts_enter_caches_of_the_first_length_that_contains_them(windows, prompt):
+    work = workload(f"rollout.windows={windows}", prompt=prompt)
+    lengths = schedule.rollout_spec(work, mesh()).cache_lengths(prompt)
+    length = next(n for n in lengths if n >= prompt + work.config.rollout.chunk)
+    assert memory.first_cache_length(work) == length
+    beyond_caches = memory.prefill_bytes(work, mesh()) - 64 * (length + prompt) * 57_344
+    # What the prompts need besides the caches does not depend on their length.
+    assert beyond_caches == pytest.approx(64 * prompt * 2 * (3 * 18_944 + 4 * 3584))
 
 
 def test_the_cache_has_room_for_the_longest_evaluation():

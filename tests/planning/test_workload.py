@@ -10,10 +10,12 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
+from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import PRESETS
+from bacr_jax.runs import setup
 from bacr_plan import lengths, schedule
 from bacr_plan.workload import SUFFIX_TOKENS, planned_shape, sizes_of
-from plan_world import QUICKSTART, ROOT, SEVEN, workload
+from plan_world import QUICKSTART, ROOT, SEVEN, tiny_config, workload
 
 
 def shape_of(*overrides, config=SEVEN):
@@ -87,6 +89,33 @@ def test_portions_of_the_papers_run():
 def test_portions_are_never_larger_than_the_whole():
     work = workload("rollout.questions=2", "rollout.slots=1000", "train.micro_batch_rows=100")
     assert (work.rows, work.slots, work.micro_rows) == (16, 16, 8)
+
+
+@pytest.mark.parametrize("eval_slots", ["null", "4", "64"])
+@pytest.mark.parametrize("slots", ["null", "4", "8", "64"])
+def test_training_decodes_the_slots_of_the_plan(slots, eval_slots):
+    """A rollout has 8 traces. Evaluations may have more, so they use all slots that are written."""
+    config = tiny_config(f"rollout.slots={slots}", f"eval.slots={eval_slots}")
+    settings = resolve(config)
+    policy = setup.make_policy(settings.policy, load_method(settings.method), 27)
+    work, _ = sizes_of(config, 1)
+    written = 8 if slots == "null" else int(slots)
+    evaluated = written if eval_slots == "null" else int(eval_slots)
+    assert policy.rollout.slots == work.slots == min(written, 8)
+    assert policy.evaluation.slots == work.evaluation.slots == evaluated
+
+
+def test_slots_that_stay_empty_are_left_out_in_a_multiple_of_the_devices():
+    keys = [
+        *("rollout.questions=6", "rollout.group_size=2", "rollout.slots=64"),
+        *("train.micro_batch_rows=2", "train.minibatches=1"),
+        *("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=4", "mesh.decode_tensor=1"),
+    ]
+    config = config_io.load([SEVEN], keys)
+    work, layout = sizes_of(config, 8)
+    assert (work.rows, layout.slot_shards, work.slots) == (12, 8, 16)
+    assert setup.rollout_slots(config.rollout, layout.slot_shards) == 16
+    assert schedule.rollout(work, layout).steps > 0
 
 
 def test_micro_batches_by_tokens_hold_as_many_rows_as_fit():

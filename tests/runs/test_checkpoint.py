@@ -15,7 +15,13 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.runs import checkpoint
-from bacr_jax.runs.checkpoint import Checkpoints, check_policy, read_part, restore_target
+from bacr_jax.runs.checkpoint import (
+    Checkpoints,
+    check_policy,
+    policy_digest,
+    read_part,
+    restore_target,
+)
 from bacr_jax.runs.digest import DigestMismatch, digests
 
 # Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each
@@ -351,6 +357,31 @@ def test_a_changed_number_of_a_leaf_or_beside_it_is_named(tmp_path):
     path.write_text(text.replace('"step": 3', '"step": 4'))
     with pytest.raises(UserError, match=r"damaged \(the metadata was changed after it was saved"):
         Checkpoints(tmp_path, keep=2).meta(3)
+
+
+def test_the_digest_of_a_policy_is_of_its_weights_alone_and_reads_no_array(tmp_path):
+    def saved(name, *, policy=(1.0, 2.0), moment=0.0, **meta):
+        checkpoints = Checkpoints(tmp_path / name, keep=1)
+        weights = {"embed": jnp.float32(policy[0]), "layers": {"q": jnp.float32(policy[1])}}
+        train = {"policy": weights, "policy_opt": {"embed": jnp.float32(moment)}}
+        checkpoints.save(5, {"train": train}, {"step": 5, **meta})
+        checkpoints.close()
+        return tmp_path / name / "5" / "state"
+
+    first = saved("first")
+    shutil.rmtree(first)
+    assert policy_digest(first) == policy_digest(saved("moment", moment=1.0))
+    assert policy_digest(first) == policy_digest(saved("meta", config_fingerprint="other"))
+    others = [
+        saved("other", policy=(1.0, 2.5)),
+        saved("swapped", policy=(2.0, 1.0)),
+        saved("base", base_fingerprint="a"),
+        saved("other base", base_fingerprint="b"),
+    ]
+    assert len({policy_digest(state) for state in (first, *others)}) == 5
+    (first.parent / "meta" / "metadata").write_text("{}")
+    with pytest.raises(UserError, match="the policy can't be read, because the checkpoint is dam"):
+        policy_digest(first)
 
 
 def test_another_model_is_refused(tmp_path):

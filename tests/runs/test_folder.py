@@ -1,6 +1,7 @@
 """A run folder is made, resumed or refused, and never harmed."""
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -22,11 +23,13 @@ from bacr_jax.runs.folder import (
     RunFolder,
     RunPaths,
     free_folder,
+    lock_if_free,
     lock_when_free,
     open_run,
     read_config_file,
     write_config,
 )
+from bacr_jax.training.warmup_folder import locked
 
 
 def contents(folder):
@@ -114,6 +117,15 @@ class TestRefusing:
         assert "contains no run, but other files such as 'thesis.tex'; use output.dir=" in line
         assert line.endswith(f"output.dir={tmp_path}-2")
         assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_what_a_killed_doctor_leaves_is_no_other_file(self, tmp_path):
+        left = tmp_path / ".bacr-doctor-ab12cd34" / "checkpoints"
+        left.mkdir(parents=True)
+        with open_run(tmp_path, Config()) as folder:
+            assert folder.is_new and left.is_dir()
+        (tmp_path / ".bacr-doctor-ab12cd34").rename(tmp_path / "bacr-doctor")
+        (tmp_path / "config.yaml").unlink()
+        assert "contains no run, but other files such as 'bacr-doctor'" in refusal(tmp_path)
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"seed: [", b"unknown_key: 1", b"seed: x"])
     def test_a_spoilt_config_is_refused_and_not_touched(self, tmp_path, content):
@@ -220,6 +232,24 @@ class TestResuming:
         )
         open_run(tmp_path, often).__exit__(None, None, None)
 
+    def test_keys_of_speed_change_no_run(self, tmp_path):
+        assert set(run_folder._MAY_DIFFER) >= config_io._SPEED_KEYS
+        changes = {
+            "output.compile_cache": "none",
+            "rollout.refill": 0.75,
+            "rollout.windows": 2,
+            "eval.slots": 16,
+        }
+        assert set(changes) == config_io._SPEED_KEYS
+        page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+        listed = page.split("lets one key differ")[1].split("may always change")[0]
+        open_run(tmp_path, Config()).__exit__(None, None, None)
+        for key, value in changes.items():
+            changed = config_io.override(Config(), {key: value})
+            assert changed != Config() and f"`{key}`" in listed
+            with open_run(tmp_path, changed, resume="required") as folder:
+                assert folder.changed() == []
+
     def test_the_last_evaluation_is_forgotten(self, tmp_path):
         with open_run(tmp_path, Config()) as folder:
             for when in ("before", "during", "after"):
@@ -266,6 +296,35 @@ class TestLock:
 
         monkeypatch.setattr(fcntl, "flock", rival)
         assert "differs in seed (9 in the folder, 0 now)" in refusal(path)
+
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+    def test_a_file_system_without_locks_is_one_line(self, tmp_path, monkeypatch, number):
+        def refuse(*_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        lines = [refusal(tmp_path / "run")]
+        for lock in (lock_when_free, lock_if_free):
+            with pytest.raises(UserError) as refused:
+                lock(tmp_path / "run" / "a.lock")
+            lines.append(str(refused.value))
+        with pytest.raises(UserError) as refused, locked(tmp_path / "run", None):
+            pass
+        lines.append(str(refused.value))
+        for line in lines:
+            assert line == (
+                f"{tmp_path / 'run'}: this file system does not support file locks "
+                f"({os.strerror(number)}); use another folder, or mount it with flock"
+            )
+
+    def test_another_fault_of_a_lock_keeps_its_cause(self, tmp_path, monkeypatch):
+        def fail(*_):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(fcntl, "flock", fail)
+        assert "can't be used (Input/output error)" in refusal(tmp_path / "run")
+        with pytest.raises(OSError, match="Input/output error"):
+            lock_when_free(tmp_path / "a.lock")
 
 
 class TestTruncation:
@@ -319,6 +378,30 @@ class TestTruncation:
         whole = [line for i, line in enumerate(lines) if len(b"".join(lines[: i + 1])) <= cut]
         RunFolder(tmp_path, None).truncate_after(step)
         assert path.read_bytes() == b"".join(whole[: step + 1])
+
+
+class TestSetAside:
+    def test_exports_of_later_steps_are_moved_to_a_name_that_is_free(self, tmp_path):
+        folder = RunFolder(tmp_path, None)
+        assert folder.exports_after(0) == folder.set_aside([]) == []
+        for expected in ("before-resume", "before-resume-2", "before-resume-3"):
+            for name in ("9", "20", "100", ".100.ab_12345", "hf-100"):
+                (folder.exports / name).mkdir(parents=True, exist_ok=True)
+                (folder.exports / name / "model").write_text(f"{expected} {name}")
+            later = folder.exports_after(9)
+            assert [path.name for path in later] == ["100", "20"]
+            assert folder.set_aside(later) == [folder.exports / expected]
+            for name in ("20", "100"):
+                text = (folder.exports / expected / name / "model").read_text()
+                assert text == f"{expected} {name}"
+            assert folder.exports_after(9) == []
+        assert (folder.exports / "9").is_dir() and (folder.exports / "hf-100").is_dir()
+
+    def test_a_folder_that_can_not_be_moved_is_one_line(self, tmp_path):
+        folder = RunFolder(tmp_path, None)
+        folder.exports.mkdir()
+        with pytest.raises(UserError, match=r"output\.dir=.* can't be used \(No such file"):
+            folder.set_aside([folder.exports / "4"])
 
 
 class TestFiles:

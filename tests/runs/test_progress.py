@@ -1,5 +1,6 @@
 """Progress: a live line on terminals, few plain lines elsewhere, nothing when disabled."""
 
+import errno
 import io
 import os
 import pty
@@ -243,6 +244,60 @@ def screen(output):
             column += 1
         at += 1
     return [line.rstrip() for line in rows if line.strip()]
+
+
+# Displays more than a pipe or a terminal buffers, once the file `go` exists.
+AFTER_THE_READER = """
+import pathlib, sys, time
+from bacr_io.command import entry_point
+from bacr_jax.runs.progress import PLAIN_INTERVAL, Progress
+folder = pathlib.Path(sys.argv[1])
+def main(argv):
+    times = iter(range(10**9))
+    progress = Progress(clock=lambda: PLAIN_INTERVAL * next(times))
+    with progress.phase("training", 300) as phase:
+        phase.update(1)
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        for step in range(2, 301):
+            phase.update(step)
+            progress.print_line("words " * 100)
+            if step % 100 == 0:
+                time.sleep(0.3)  # A live display is refreshed by a thread.
+    print("printed")
+    (folder / "done").touch()
+sys.exit(entry_point(main)([]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_without_a_reader_the_work_goes_on_and_ends_with_its_own_code(tmp_path, kind):
+    reader, output = os.pipe() if kind == "pipe" else pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", AFTER_THE_READER, str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(output)
+    shown = b""
+    while b"1/300" not in shown:
+        shown += os.read(reader, 4096)
+    os.close(reader)
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    assert (tmp_path / "done").exists()
+
+
+def test_a_full_disk_is_reported_and_not_taken_for_a_lost_reader():
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        Progress(stream=Full()).print_line("hello")
 
 
 class TestTerminal:

@@ -39,7 +39,23 @@ def test_locks_are_not_saves(tmp_path):
     assert reasons[-1]
 
 
-@pytest.mark.parametrize("saved", ["checkpoints/20", "warmup/progress/100"])
+@pytest.mark.parametrize("unfinished", ["checkpoints/1.orbax-checkpoint-tmp", "warmup/progress/a"])
+def test_a_checkpoint_that_is_not_finished_is_no_save(tmp_path, unfinished):
+    """A job may be killed in every save, for example because memory runs out."""
+    reasons = []
+    for count in range(1, MOST_RESTARTS + 2):
+        folder = tmp_path / unfinished
+        (folder / "state").mkdir(parents=True, exist_ok=True)
+        later = time.time() + count
+        for path in (folder / "state", folder):
+            os.utime(path, (later, later))
+        reasons.append(restarted(tmp_path, count))
+    assert reasons[-1] and not any(reasons[:-1])
+
+
+@pytest.mark.parametrize(
+    "saved", ["checkpoints/20", "warmup/progress/a1/100", "warmup/weights/300"]
+)
 def test_a_job_that_saves_something_goes_on_for_ever(tmp_path, saved):
     for count in range(1, 4 * MOST_RESTARTS):
         assert restarted(tmp_path, count) == ""

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from bacr_client.fingerprint import write_manifest
-from bacr_jax.config import Config
+from bacr_jax.config import Config, ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.runs import saved_policy
+from bacr_jax.runs import checkpoint, saved_policy
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.saved_policy import SavedPolicy, open_policy, read_config
 
@@ -32,6 +32,36 @@ def test_a_runs_policy_is_known_by_its_config_and_step(run):
     assert saved.identity["run"] == config_io.fingerprint(Config())
     assert (saved.chosen.requested, saved.chosen.newest) == (2, 10)
     assert open_policy(run, None).step == 10
+
+
+def test_a_run_is_identified_by_its_weights_and_what_they_compute(run, monkeypatch):
+    digests = {10: "a", 2: "b"}
+    monkeypatch.setattr(checkpoint, "policy_digest", lambda state: digests[int(state.parent.name)])
+
+    def identity(*overrides, step=10):
+        RunPaths(run).config.write_text(config_io.to_yaml(config_io.override(Config(), overrides)))
+        entries = open_policy(run, None, step).recorded_identity()
+        return {name: value for name, value in entries.items() if name != "run"}
+
+    first = identity()
+    assert first["weights"] == "a" and identity(step=2)["weights"] == "b"
+    for unchanged in ("train.steps=7", "model.remat=none", "data.train=jsonl:x", "model.path=x"):
+        assert identity(unchanged) == first
+    # The same weights compute something else.
+    for changed in ("budget.max=77", "conditioning.input=normalised", "model.rope_theta=5"):
+        assert identity(changed)["model"] != first["model"]
+    # An override of the evaluation is recorded by the evaluation.
+    saved = open_policy(run, None, 10)
+    overridden = saved.under(config_io.override(saved.config, ["budget.max=77"]))
+    assert overridden.recorded_identity() == saved.recorded_identity()
+
+
+def test_every_key_of_the_model_is_in_its_identity_or_recorded_or_has_no_effect():
+    elsewhere = {"path", "tokenizer", "compute_dtype", "product_dtype", "param_dtype", "attention"}
+    no_effect = {"scan_layers", "remat", "logprob_chunk"}
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - elsewhere - no_effect
+    in_identity = {key for key in saved_policy._MODEL_KEYS if key.startswith("model.")}
+    assert in_identity == {f"model.{name}" for name in names}
 
 
 def test_a_folders_own_format_takes_the_texts_that_are_written(run):

@@ -42,6 +42,10 @@ MODEL = ["--model", "hf"]
         ([*MODEL, "--timeout", "nan"], "--timeout nan: the timeout"),
         ([*MODEL, "--url", "localhost:8000"], "--url 'localhost:8000' is not an address"),
         (["--run", "runs/a", "--url", "http://a:1"], "a vLLM server serves a Hugging Face folder"),
+        (
+            [*MODEL, "--url", "http://a:1", "model.compute_dtype=float32"],
+            "model.compute_dtype has no effect with --url",
+        ),
         ([*MODEL, "--api-key-file", "none"], "--api-key-file none: the file can't be read"),
         ([*MODEL, "--host", "203.0.113.1"], "can't listen on this address"),
         # An empty label, and a label of more than 63 characters.
@@ -64,6 +68,8 @@ def test_bad_input_is_one_line_before_any_work(words, message, capsys):
         (["--budget", "medium"], "--budget medium: found 'medium'"),
         (["--max-budget", "60"], "the model's 64 positions leave room for only 58 thinking"),
         (["--url", "http://127.0.0.1:1"], "error: --url: "),
+        (["train.steps=4"], "train.steps defines the policy, or does not affect its answers"),
+        (["rollout.chunk=4"], "rollout.chunk defines the policy, or does not affect its answers"),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused_before_its_weights_are_read(

@@ -15,13 +15,15 @@ import pytest
 
 from bacr_jax import evaluate, train
 from bacr_jax.evaluation.samples import GREEDY, EvalSetting
-from bacr_jax.files import append_line, write_json
+from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.runs.folder import RunPaths, lock_when_free
+from bacr_jax.runs.folder import RunPaths, lock_when_free, open_run, run_path
+from bacr_jax.runs.saved_policy import read_config
 from bacr_study import __main__ as command_line
 from bacr_study import work
 from bacr_study.__main__ import main
 from bacr_study.cells import read_cell
+from bacr_study.plan import plan_runs
 from bacr_study.spec import Variant
 from bacr_study.work import curve
 from evaluation_world import sample
@@ -205,6 +207,56 @@ def test_one_that_waits_for_the_run_of_another_ends_in_good_order_when_it_is_tol
         warn.start()
         assert work.run_one(two, run) == EXIT_CODE
     warn.join()
+
+
+def moved(folder, *overrides):
+    """Begins a run, moves its study, and returns the study and the plans before and after."""
+    two, (run, *_), place = planned(folder, "seeds=[0]", *overrides)
+    open_run(run.folder, run.config).__exit__(None, None, None)
+    place.parent.rename(folder / "moved")
+    run_now, *_ = plan_runs(two, folder / "moved" / place.name)
+    assert run_now.folder.is_dir() and run_now.warmup != run.warmup
+    return two, run, run_now
+
+
+def test_a_run_goes_on_after_the_studies_were_moved(tmp_path, monkeypatch):
+    two, before, run = moved(tmp_path)
+    resumed = []
+
+    def resume(argv):
+        config, resume, allowed = train.parse(argv)
+        path = run_path(config.output)
+        with open_run(path, config, resume=resume, allowed=allowed) as folder:
+            folder.keep_config()
+        resumed.append(path)
+        return EXIT_CODE
+
+    monkeypatch.setattr(train, "main", resume)
+    assert work.run_one(two, run) == EXIT_CODE
+    assert resumed == [run.folder]
+    assert read_config(run.folder).warmup.dir == str(run.warmup)
+    (change,) = read_lines(RunPaths(run.folder).changes)
+    assert change["before"] == {"warmup.dir": str(before.warmup)}
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_adapters_find_their_base_after_the_studies_were_moved(tmp_path, monkeypatch, rank):
+    keys = [] if rank is None else [f"adapter.rank={rank}"]
+    two, before, run = moved(tmp_path, *keys)
+    RunPaths(run.folder).summary.write_text("{}")
+    bases = []
+
+    def evaluated(argv):
+        bases.append(read_config(run.folder).warmup.dir)
+        return 1
+
+    monkeypatch.setattr(train, "main", lambda argv: pytest.fail("trained"))
+    monkeypatch.setattr(evaluate, "main", evaluated)
+    for _ in range(2):
+        assert work.run_one(two, run) == 1
+    # Without adapters the config stays, because it is part of a begun evaluation.
+    assert bases == [str((before if rank is None else run).warmup)] * 2
+    assert len(read_lines(RunPaths(run.folder).changes)) == (rank is not None)
 
 
 def test_cells_of_other_settings_are_not_reported_as_the_study_s(tmp_path, capsys):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bacr_jax import evaluate
 from bacr_jax.config import Config
+from bacr_jax.config.training_checks import dense_problems
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.archive import CELLS, archived_cells, read_compressed, unpack
@@ -282,6 +284,46 @@ def test_a_run_is_evaluated_at_the_truncation_points_of_its_arm(tmp_path, arm, o
     study, run = of_arm(tmp_path, arm, [SWAP, DENSE])
     arguments, _ = evaluation_of(study, run)
     assert [text for text in arguments if text in ("--swap", "--every", "4")] == options
+
+
+# `bacr` is the only one of these methods with a budget embedding.
+@pytest.mark.parametrize(
+    ("keys", "is_swapped"),
+    [
+        ("method: bacr", True),
+        ("method: bacr, conditioning.budget_input: prompt", True),
+        ("method: bacr, conditioning.budget_input: none", False),
+        *((f"method: {name}, cuts.count: 1", False) for name in ("grpo", "rloo", "dler")),
+        ("method: selfbudgeter, cuts.count: 1", True),
+        ("method: selfbudgeter, cuts.count: 1, eval.budget_tag: declared", False),
+    ],
+)
+def test_a_swap_is_evaluated_if_the_policy_receives_its_budget(tmp_path, keys, is_swapped):
+    text = STARTED.replace("loss.entropy_coef: 0.0", keys)
+    study, run = of_arm(tmp_path, "bacr", [SWAP], text)
+    arguments, _ = evaluation_of(study, run)
+    assert ("--swap" in arguments) == is_swapped
+    # A cell of an earlier version that was evaluated with --swap nevertheless is still used.
+    finished(study, run, run.variant, evaluation=study.asked("plain", "bacr"))
+    assert run.has_cells(study)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("evaluation.samples=0", "evaluation.samples=35", "evaluation.top_p=1"),
+        *("evaluation.size=1", "evaluation.size=2147483647", "evaluation.temperature=0.001"),
+        *("evaluation.slots=1", "evaluation.slots=1000000", "evaluation.seed=4294967295"),
+        *("evaluation.cut_every=1", "evaluation.cut_every=63", SWAP),
+    ],
+)
+def test_what_a_study_accepts_its_evaluations_accept(tmp_path, override):
+    arms = "arms=[start,grpo,bacr]"
+    study, runs, _ = planned(tmp_path, "seeds=[0]", arms, override, text=STARTED)
+    for run in runs:
+        arguments = evaluate.parse(evaluation_of(study, run)[0])
+        config = evaluate.settle(arguments, run.config)
+        assert list(dense_problems(config.eval)) == []
 
 
 def page_of(path):

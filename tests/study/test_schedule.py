@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -156,6 +157,47 @@ def test_a_signal_is_passed_on_and_is_no_failure(tmp_path):
     scheduler.collect()
     scheduler.start_some()
     assert scheduler.running == [] and scheduler.failed == {} and len(scheduler.waiting) == 2
+
+
+# A study that starts a run and ends before the run has called `end_with_parent`.
+KILLED_STUDY = """
+import os, subprocess, sys
+run = '''
+import os, pathlib, sys, time
+from bacr_study.schedule import end_with_parent
+study, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+while os.getppid() == study:
+    time.sleep(0.01)
+try:
+    end_with_parent()
+except SystemExit as error:
+    (folder / "code.part").write_text(str(error.code))
+    (folder / "code.part").rename(folder / "code")
+'''
+environment = {**os.environ, "BACR_JAX_STUDY": str(os.getpid())}
+subprocess.Popen([sys.executable, "-c", run, str(os.getpid()), sys.argv[1]], env=environment)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the end of a parent")
+def test_a_run_whose_study_has_already_ended_ends_too(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED_STUDY, str(tmp_path)], check=True)
+    until(lambda: (tmp_path / "code").exists())
+    assert (tmp_path / "code").read_text() == str(EXIT_CODE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the end of a parent")
+@pytest.mark.parametrize("of_a_study", [True, False])
+def test_a_run_of_a_study_that_works_or_of_a_user_goes_on(of_a_study):
+    environment = dict(os.environ)
+    environment.pop("BACR_JAX_STUDY", None)
+    if of_a_study:
+        environment["BACR_JAX_STUDY"] = str(os.getpid())
+    program = "from bacr_study.schedule import end_with_parent; end_with_parent(); print('goes on')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("goes on\n", "")
 
 
 def test_a_run_keeps_to_its_cores(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bacr_jax.config import io as config_io
 from bacr_jax.config.yaml import constructed, parse_file
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.summary import numbers_of_samples
@@ -45,7 +46,18 @@ def test_keys_of_the_evaluation_are_overridden_one_by_one(tmp_path):
     [
         ("seeds=0", "command line: seeds: found 0; use a list of whole numbers, here [0]"),
         ("seeds=[-1]", "command line: seeds: found -1; use a number in [0, 4294967295]"),
-        ("evaluation.size=0", "command line: evaluation.size: found 0; use 1 or more"),
+        ("evaluation.size=0", "command line: evaluation.size: found 0; use a number in [1, 2"),
+        ("evaluation.size=2147483648", "command line: evaluation.size: found 2147483648; use a "),
+        ("evaluation.slots=1000001", "command line: evaluation.slots: found 1000001; use a number"),
+        ("evaluation.seed=4294967296", "command line: evaluation.seed: found 4294967296; use a "),
+        (
+            "evaluation.temperature=0.0009",
+            "command line: evaluation.temperature: found 0.0009; use 0.001 or more",
+        ),
+        (
+            "evaluation.cut_every=8",
+            "command line: evaluation.cut_every: found 8; use null, or set the key before to the",
+        ),
         (
             "evaluation.sice=9",
             "command line: evaluation.sice: there is no such key; use one of samples",
@@ -129,6 +141,20 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         *(
             (
                 "set: {loss.entropy_coef: 0.0}",
+                f"sweep: {{key: data.prompt_date, values: {values}}}",
+                "_, +, . and - (a date in quotes)",
+            )
+            for values in ("[2026-01-31]", "[2026-01-31 10:00:00]", "{2026-01-31: {}}")
+        ),
+        (
+            "budgets: [8, 64]",
+            "budgets: [8, 64], data: [ledger, ledger]",
+            "tasks.plain.data: found ['ledger', 'ledger']; use each set only once",
+        ),
+        ("title:", "overrides: [seed=4]\ntitle:", "overrides: there is no such key; use one of"),
+        *(
+            (
+                "set: {loss.entropy_coef: 0.0}",
                 f"sweep: {{key: budget.min, values: {{a: {{}}, b: {value}}}}}",
                 f"arms.bacr.sweep.values.b: found {value}; use a mapping of config keys",
             )
@@ -149,7 +175,7 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
             "label: GRPO, samples: 36",
             "grpo.samples: found 36; use a number in [0, 35",
         ),
-        ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; use 1 or more"),
+        ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; use a number in"),
         ("label: BACR", "label: GRPO", "arms.bacr.label: found 'GRPO'; use a label that no oth"),
         (
             "label: BACR",
@@ -252,6 +278,152 @@ def test_nor_is_it_overridden(tmp_path, override, says):
     with pytest.raises(UserError) as refused:
         read_study(write_study(tmp_path), overrides=["output.report=false", override])
     assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("budgets", ["[64]", "[0, 64]"])
+def test_a_swap_needs_two_budgets(tmp_path, budgets):
+    line = "evaluation.swap: found true; use false, or two budgets above 0 in tasks.plain.budgets"
+    few = STUDY.replace("budgets: [8, 64]", f"budgets: {budgets}")
+    swapped = few.replace("size: 10}", "size: 10, swap: true}")
+    for text, overrides in ((few, ["evaluation.swap=true"]), (swapped, [])):
+        with pytest.raises(UserError, match=re.escape(line)):
+            read_study(write_study(tmp_path, text), overrides=overrides)
+    assert read_study(write_study(tmp_path, few))
+    assert read_study(write_study(tmp_path), overrides=["evaluation.swap=true"]).evaluation.swap
+
+
+CURVE = STUDY.replace("title:", "before: grpo\ntitle:").replace("size: 10}", "size: 10, KEY}")
+
+
+@pytest.mark.parametrize(
+    ("value", "budgets", "problem"),
+    [
+        (1, "[8, 64]", None),
+        (63, "[8, 64]", None),
+        (64, "[8, 64]", "there is no multiple below the largest budget 64; use a smaller number"),
+        (80, "[8, 64]", "there is no multiple below the largest budget 64; use a smaller number"),
+        (
+            4,
+            "[0]",
+            "there is no multiple below the largest budget 0; leave it out, or use a larger",
+        ),
+        (4, "[1024]", None),
+        (3, "[1024]", "results in 342 truncation points below 1024 tokens; set it to 4 or more"),
+    ],
+)
+def test_a_dense_curve_has_truncation_points_and_not_too_many(tmp_path, value, budgets, problem):
+    text = CURVE.replace("budgets: [8, 64]", f"budgets: {budgets}")
+    ways = [
+        (text.replace("KEY", f"cut_every: {value}"), [], f"{tmp_path / 'two.yaml'}"),
+        (text.replace(", KEY", ""), [f"evaluation.cut_every={value}"], "command line"),
+    ]
+    for content, overrides, source in ways:
+        path = write_study(tmp_path, content)
+        if problem is None:
+            assert read_study(path, overrides=overrides).evaluation.cut_every == value
+            continue
+        with pytest.raises(UserError) as refused:
+            read_study(path, overrides=overrides)
+        line = str(refused.value)
+        assert line.startswith(f"{source}: evaluation.cut_every={value}") and problem in line
+        assert line.endswith(" (tasks.plain.budgets)")
+
+
+ARM = "set: {loss.entropy_coef: 0.0}"
+ENTROPY = "command line: loss.entropy_coef: found 0.5, but these arms"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "override", "words"),
+    [
+        (ARM, ARM, "loss.entropy_coef=0.5", f"{ENTROPY} set this key: bacr; use arms=[...] with"),
+        (ARM, ARM, "loss={entropy_coef: 0.5}", f"{ENTROPY} set this key: bacr; use arms=[...] wi"),
+        (ARM, "set: {loss: {entropy_coef: 0}}", "loss.entropy_coef=0.5", f"{ENTROPY} set this key"),
+        (ARM, "set: {method: bacr}", "method=grpo", "these arms set this key: grpo, bacr; use"),
+        (
+            ARM,
+            "set: {budget.levels: {a: 8}}",
+            "budget.levels={b: 8}",
+            "budget.levels: found {'b': 8}, but these arms set this key: bacr; use",
+        ),
+        (
+            ARM,
+            "sweep: {key: loss.entropy_coef, values: [0.1, 0.2]}",
+            "loss.entropy_coef=0.5",
+            f"{ENTROPY} vary this key in a sweep: bacr; use arms=[...] without these arms, or",
+        ),
+        (
+            ARM,
+            "sweep: {key: entropy, values: {a: {}, b: {loss: {entropy_coef: 0.1}}}}",
+            "loss={entropy_coef: 0.5}",
+            f"{ENTROPY} vary this key in a sweep: bacr; use",
+        ),
+        (
+            "title:",
+            "sweep: {key: train.steps, values: [1, 2]}\ntitle:",
+            "train.steps=3",
+            "train.steps: found 3, but these arms vary this key in a sweep: grpo, bacr; use",
+        ),
+    ],
+)
+def test_a_key_that_distinguishes_arms_is_refused_on_the_command_line(
+    tmp_path, before, after, override, words
+):
+    assert before in STUDY
+    path = write_study(tmp_path, STUDY.replace(before, after, 1))
+    with pytest.raises(UserError) as refused:
+        read_study(path, overrides=[override])
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert read_study(path).overrides == ()
+    # Other keys are accepted, and so is this key if no selected arm has it.
+    assert read_study(path, overrides=["rollout.temperature=0.9"])
+    if ": bacr;" in words:
+        study = read_study(path, overrides=["arms=[grpo]", override])
+        assert study.overrides == (override,)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "override", ["optimizer.learning_rate=1e-3", "train.steps=3", "rollout.temperature=0.9"]
+)
+def test_a_key_of_the_command_line_reaches_all_runs_of_a_shipped_study(path, override):
+    key, _, value = override.partition("=")
+    try:
+        study = read_study(path, overrides=[override])
+    except UserError as error:
+        assert str(error).startswith(f"command line: {key}: found ") and "these arms" in str(error)
+        return
+    for task in study.tasks:
+        for arm in study.arms:
+            sweep = study.sweep_of(arm)
+            for varied in sweep.settings.values() if sweep else [{}]:
+                config = study.config_of(task.id, arm.id, varied)
+                is_untrained = key == "train.steps" and arm.set.get(key) == 0
+                expected = 0.0 if is_untrained else float(value)
+                assert config_io.flatten(config)[key] == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "arms=[as-it-is,untrained]",
+        "seeds=[10] train.max_generated_tokens=200000 eval.holdout=64 optimizer.learning_rate=1e-6",
+        "train.steps=9 train.max_generated_tokens=null",
+    ],
+)
+def test_the_commands_in_the_file_of_qwen_set_what_they_contain(arguments):
+    overrides = ["model.path=FOLDER", *arguments.split()]
+    study = read_study(FOLDER / "qwen.yaml", overrides=overrides)
+    for arm in study.arms:
+        values = config_io.flatten(study.config_of("gsm8k", arm.id, {}))
+        for text in overrides:
+            key, _, value = text.partition("=")
+            if key == "train.steps" and arm.set.get(key) == 0:
+                assert values[key] == 0
+            elif key in values:
+                assert values[key] == config_io.flatten(config_io.load([], [text]))[key]
+    if "seeds=[10]" in overrides:
+        assert study.seeds == (10,)
 
 
 @pytest.mark.parametrize("samples", [3, 6, 8])

@@ -7,6 +7,7 @@ one of the doctor's checks must report a problem.
 import dataclasses
 import functools
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,13 @@ def breaks(subject):
 
 def hangs(subject):
     time.sleep(600)
+
+
+def leaves_files(subject):
+    """Kills its process while its temporary folder has a file."""
+    with subject.temporary_folder() as folder:
+        (folder / "large").write_bytes(bytes(1000))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dies(subject):

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -74,6 +74,26 @@ def test_steps_in_all_are_those_that_the_allowance_of_tokens_lasts(most, used, s
     trainer, state = SimpleNamespace(steps=50, config=settings), Mock(spec=RunState)
     state.generated_tokens = used
     assert Trainer.expected_steps(trainer, state, step) == expected
+
+
+@pytest.mark.parametrize("stage", [None, "a stage"])
+def test_a_supervised_stage_is_saved_before_anything_else_is_done(monkeypatch, stage):
+    from bacr_jax.training import initialize
+    from bacr_jax.training.loop import Trainer
+    from bacr_jax.training.run import RunState
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.checkpoints = SimpleNamespace(latest=None)
+    trainer.method = SimpleNamespace(rejection_sft=stage)
+    trainer.folder = trainer.progress = trainer.poll = trainer.run = Mock()
+    trainer.writes = False
+    trainer._record_origin = Mock()
+    trainer.save = Mock()
+    fresh, after = Mock(RunState), Mock(RunState)
+    monkeypatch.setattr(initialize, "initial_state", lambda *_: (trainer.run, fresh))
+    monkeypatch.setattr(initialize, "after_rejection_sft", lambda run, state, *_: after)
+    assert trainer.start() == (after, 0)
+    assert trainer.save.call_args_list == ([] if stage is None else [call(after, 0)])
 
 
 @pytest.mark.parametrize("long", ["before", "after"])
@@ -184,6 +204,33 @@ def test_ten_steps_are_five_and_a_kill_and_five(warm, tmp_path, method):
     assert_same_run(folder, tmp_path / "whole", 10)
     rewards = [record["reward/mean"] for record in without_timings(folder / "metrics.jsonl")]
     assert len(set(rewards)) > 3
+
+
+@pytest.mark.slow
+def test_a_run_killed_after_its_supervised_stage_does_not_repeat_it(warm, tmp_path, monkeypatch):
+    from bacr_jax.training import initialize
+    from bacr_jax.training.loop import Trainer
+
+    class Killed(BaseException):
+        pass
+
+    def evaluate(trainer, *_):
+        trainer.checkpoints.wait()
+        raise Killed
+
+    keys = ("method=selfbudgeter", "selfbudgeter.cold_start_steps=40")
+    keys += ("selfbudgeter.cold_start_tokens=2048", "train.steps=2", f"warmup.dir={warm}")
+    quickstart = ("--config", str(CONFIGS / "quickstart.yaml"))
+    command = lambda name: [*quickstart, *QUICK, *keys, f"output.dir={tmp_path / name}"]
+    assert train(*command("whole")) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", evaluate)
+        with pytest.raises(Killed):
+            train(*command("run"))
+    assert steps_saved(tmp_path / "run" / "checkpoints") == [0]
+    monkeypatch.setattr(initialize, "rejection_sft", lambda *_, **__: pytest.fail("repeated"))
+    assert train(*command("run")) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole", 2)
 
 
 @pytest.mark.slow

@@ -83,9 +83,11 @@ def test_correct_responses_that_ended_are_learned_with_their_length_before_them(
     assert learned == "8ha4+2=6</think>6</answer>"
 
 
-def test_a_policy_that_is_never_right_is_refused(tokenizer):
-    with pytest.raises(UserError, match="no training question"):
-        examples(tokenizer, [0, 0, 0])
+@pytest.mark.parametrize("correct", [[0, 0, 0], [0, 0, 1]])
+def test_a_policy_without_a_response_that_is_right_and_closed_is_refused(tokenizer, correct):
+    """The third response is right, but the budget truncated it."""
+    with pytest.raises(UserError, match="no training question correctly with thinking closed by"):
+        examples(tokenizer, correct)
 
 
 def test_the_temperature_of_rollouts_does_not_change_what_is_learned(tmp_path, tokenizer):

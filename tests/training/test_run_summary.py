@@ -2,16 +2,20 @@
 
 import dataclasses
 import os
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from bacr_jax import generate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
+from bacr_jax.config.shipped import names
+from bacr_jax.curriculum import init_curriculum
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import preset
 from bacr_jax.parallel.compile_cache import CacheFolder
@@ -25,6 +29,7 @@ from bacr_jax.training.initialize import open_inputs
 from bacr_jax.training.run_summary import (
     NO_DEVICES,
     RunFacts,
+    _budgets,
     check_lines,
     devices_text,
     hint_lines,
@@ -62,6 +67,50 @@ def test_the_quickstart_begins_with_four_entries_in_80_columns(task_data):
         "validation",
         "         in runs/quickstart; Ctrl-C saves and stops, the same command resumes",
     ]
+
+
+def budgets_line(*overrides, files=()):
+    settings = resolve(config_io.load(["quickstart", *files], [*SMALL, *overrides])).method
+    method = load_method(settings)
+    return _budgets(settings, method), settings, method
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["method=grpo"], "budget 64"),
+        (["method=elastic"], "budget 16"),
+        (["method=thinkprune", "budget.stages=[1.0, 0.5]"], "budgets 32 to 64"),
+        (["budget.prior=choices", "budget.choices=[16, 32]"], "budgets 16 to 32"),
+        (["budget.prior=choices", "budget.choices=[16]"], "budget 16"),
+        (["budget.prior=fixed"], "budget 64"),
+        (["budget.prior=uniform"], "budgets 8 to 64"),
+        (["budget.prior=uniform", "budget.stages=[0.5, 0.75]"], "budgets 8 to 48"),
+    ],
+)
+def test_the_budgets_are_those_of_the_method(overrides, text):
+    assert budgets_line(*overrides)[0] == text
+
+
+@pytest.mark.parametrize("preset", names(("methods",)))
+def test_every_sampled_budget_is_in_the_line(preset):
+    text, settings, method = budgets_line(files=[preset])
+    first, last = re.fullmatch(r"budgets? (\d+)(?: to (\d+))?", text).groups()
+    least, most = int(first), int(last or first)
+    state = init_curriculum(settings.data.num_groups, mu0=settings.curriculum.mu0)
+    groups = jax.numpy.arange(256) % settings.data.num_groups
+    sampled = np.asarray(method.sample_budgets(jax.random.key(0), state, groups))
+    if settings.budget.stages:
+        assert (most, least) == (sampled.max(), round(min(settings.budget.stages) * most))
+    else:
+        assert least <= sampled.min() and sampled.max() <= most
+        assert last is not None or set(sampled.ravel()) == {least}
+
+
+def test_a_method_of_a_file_chooses_its_budgets_up_to_the_largest(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from bacr_jax.methods import grpo\n\nmake = grpo.make\n")
+    assert budgets_line(f"method={file}")[0] == "budgets up to 64"
 
 
 def test_a_check_points_to_its_own_list_of_departures(task_data):

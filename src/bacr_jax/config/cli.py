@@ -17,8 +17,10 @@ from bacr_io.command import (
     STOPPED as STOPPED,
     Parser as Parser,
     check_text as check_text,
+    drop_unread_output as drop_unread_output,
     entry_point as entry_point,
     failure as failure,
+    print_message as print_message,
     refusal as refusal,
     uninterrupted as uninterrupted,
 )

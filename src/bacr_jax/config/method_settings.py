@@ -287,7 +287,8 @@ class AnytimeConfig:
 class DapoConfig:
     """Settings of the method DAPO (arXiv 2503.14476).
 
-    DAPO also uses `loss.clip_high` and `loss.aggregate`.
+    DAPO also uses `loss.clip_high` and `loss.aggregate`. The method DLER uses `dynamic_sampling`
+    and `max_rounds`.
     """
 
     dynamic_sampling: bool = key(

@@ -375,7 +375,9 @@ class OptimizerConfig:
         "cosine", "shape of the learning rate's decay after warmup_steps"
     )
     final_fraction: float = key(0.1, "final learning rate, as a fraction of the peak", "[0, 1]")
-    warmup_steps: int = key(10, "steps of linear learning rate warm-up", "[0, 2147483647]")
+    warmup_steps: int = key(
+        10, "updates of linear learning rate warm-up, train.minibatches per step", "[0, 2147483647]"
+    )
     b1: float = key(0.9, "decay rate of Adam's first moment", "[0, 1)")
     b2: float = key(0.95, "decay rate of Adam's second moment", "[0, 1)")
     moment_dtype: Literal["float32", "bfloat16"] = key(
@@ -581,7 +583,7 @@ class Config:
     advantage: AdvantageConfig = section(AdvantageConfig, "advantage estimation (Eq. 10-14)")
     value: ValueConfig = section(ValueConfig, "value head (Eq. 11)")
     anytime: AnytimeConfig = section(AnytimeConfig, "method anytime")
-    dapo: DapoConfig = section(DapoConfig, "method dapo")
+    dapo: DapoConfig = section(DapoConfig, "methods dapo and dler")
     hapo: HapoConfig = section(HapoConfig, "method hapo")
     selfbudgeter: SelfBudgeterConfig = section(SelfBudgeterConfig, "method selfbudgeter")
     l1: L1Config = section(L1Config, "method l1")

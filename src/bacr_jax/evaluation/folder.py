@@ -260,6 +260,11 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
             # Folders written by earlier versions contain neither fingerprints nor the split. The
             # digests of the questions and prompts are compared in any case.
             present_sections.pop(name, None)
+    _drop_replaced_entries(recorded_sections.get("policy"), present_sections.get("policy"))
+    decoding = recorded_sections.get("decoding")
+    if isinstance(decoding, dict) and "engine" in decoding:
+        # Folders written by earlier versions contain entries that a server does not use.
+        drop_decoder_entries(decoding)
     recorded = flatten_dict(recorded_sections, sep=".")
     present = flatten_dict(present_sections, sep=".")
     differences = [
@@ -276,6 +281,39 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
             f"{where}: the folder contains an evaluation with different settings, namely "
             f"{first_of(differences, _MAX_LISTED)}; use {advice}"
         )
+
+
+def drop_decoder_entries(decoding: dict[str, Any]) -> None:
+    """Removes the dtypes and attention kernels of this package's decoder, if a server decodes.
+
+    Args:
+      decoding: section "decoding" of the settings of an evaluation. It is changed in place.
+    """
+    for name in ("compute_dtype", "product_dtype", "attention", "decode_attention"):
+        decoding.pop(name, None)
+
+
+def _drop_replaced_entries(recorded: Any, present: Any) -> None:
+    """Removes entries of two policies that are not compared, if both policies are runs.
+
+    Runs are compared by their weights. Then the fingerprint of the whole config is not compared,
+    because it also contains settings that do not affect an existing checkpoint, such as
+    `train.steps`. Folders written by earlier versions contain only this fingerprint.
+
+    Args:
+      recorded: section "policy" of the settings in the folder.
+      present: section "policy" of the settings of this evaluation.
+    """
+    policies = (recorded, present)
+    if not all(isinstance(policy, dict) and "run" in policy for policy in policies):
+        return
+    replaced = ["run"] if "weights" in recorded else ["weights", "model"]
+    if recorded.get("step") != present.get("step"):
+        # The error names the step, so the weights would add nothing.
+        replaced.append("weights")
+    for policy in policies:
+        for name in replaced:
+            policy.pop(name, None)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -419,6 +457,28 @@ def default_folder(
 def finished_evaluations(run: Path) -> list[Path]:
     """Returns the paths of all results.json files that `bacr evaluate` wrote for a run."""
     return sorted(RunPaths(run).later_evaluations.glob(f"*/{RESULTS}"))
+
+
+def evaluations_after(run: Path, step: int) -> list[Path]:
+    """Returns the folders of a run's evaluations of checkpoints after a step.
+
+    The step is read from the name of the folder, or from its settings if a study or `--out` named
+    the folder.
+    """
+    folders = sorted(path for path in RunPaths(run).later_evaluations.glob("*") if path.is_dir())
+    return [path for path in folders if _evaluated_step(path) > step]
+
+
+def _evaluated_step(evaluation: Path) -> int:
+    """Returns the step of an evaluated checkpoint, or -1 if the folder contains none."""
+    if evaluation.name.startswith("step-"):
+        return _step_of(evaluation)
+    try:
+        policy = read_settings(evaluation).get("policy")
+    except UserError:
+        return -1
+    step = policy.get("step") if isinstance(policy, dict) else None
+    return step if isinstance(step, int) else -1
 
 
 def find_evaluation(folder: Path, settings_name: str = "") -> Path:

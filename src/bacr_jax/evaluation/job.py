@@ -222,7 +222,10 @@ def _decoding(
         "product_dtype": config.model.product_dtype,
         "decode_attention": None if decode_attention == "auto" else decode_attention,
     }
-    return decoding | {name: value for name, value in options.items() if value is not None}
+    decoding |= {name: value for name, value in options.items() if value is not None}
+    if url is not None:
+        folder.drop_decoder_entries(decoding)
+    return decoding
 
 
 def arithmetic_line(model: ModelConfig, decode_attention: str) -> str:
@@ -381,7 +384,7 @@ def prepare(
     positions = positions_of_model(config.model, limits, tokenizer)
     style = saved.style or trained_style(resolve(config).method)
     if swap:
-        check_swap(config.conditioning.budget_input, config.eval, style)
+        check_swap(config, style)
         truncated = swap_settings(config.eval, greedy=greedy)
     sets = load_sets(resolve(config).task, tokenizer, split=split, train=train, style=style)
     check_length(limits, tokenizer, style, positions, sets)
@@ -389,7 +392,7 @@ def prepare(
     grader = _grader_settings(config.grader)
     name = name or saved.name
     all_settings: dict[str, Any] = {
-        "policy": saved.identity,
+        "policy": saved.recorded_identity(),
         "sets": described,
         "decoding": _decoding(config, style, settings, chosen, url, swap=swap),
         folder.PROMPT_FINGERPRINTS: _prompt_fingerprints(tokenizer, style),

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.config import BudgetConfig, EvalConfig, ModelConfig
+from bacr_jax.config import BudgetConfig, Config, EvalConfig, ModelConfig
 from bacr_jax.config.derived import largest_evaluated
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import evaluated_budgets, swap_budgets
+from bacr_jax.methods.registry import make_method
 from bacr_jax.prompts.encoding import suffix_length
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
@@ -65,28 +67,46 @@ def check_labels(sets: Sequence[str], evaluation: EvalConfig, labels: Path | Non
         )
 
 
-def check_swap(budget_input: str, evaluation: EvalConfig, style: PromptFormat) -> None:
+def receives_budget(config: Config, style: PromptFormat) -> bool:
+    """True if the policy receives each budget of an evaluation as input.
+
+    It receives the budget as an embedding, in the prompt, or as a tag at the beginning of its
+    response. `conditioning.budget_input` alone is not sufficient, because methods such as GRPO
+    ignore the value `embedding`.
+
+    Args:
+      config: config of the policy.
+      style: prompt format.
+    """
+    if style.budget_close:
+        return config.eval.budget_tag == "given"
+    return config.conditioning.in_prompt or make_method(resolve(config).method).conditioned
+
+
+def check_swap(config: Config, style: PromptFormat) -> None:
     """Raises UserError if this policy can't be evaluated with --swap.
 
     --swap evaluates the policy with every pair of an input budget and a truncation point. This
     requires a policy that receives a budget as input, and at least two budgets.
 
     Args:
-      budget_input: `conditioning.budget_input`.
-      evaluation: section `eval` of the config.
+      config: config of the evaluation.
       style: prompt format.
     """
-    if budget_input == "none" and not style.budget_close:
-        raise UserError(
-            "--swap: this policy does not read its budget (conditioning.budget_input=none), so a "
-            "different budget can't change its answers; leave out the option --swap"
-        )
-    if style.budget_close and evaluation.budget_tag == "declared":
+    if not receives_budget(config, style):
+        if not style.budget_close:
+            reason = f"conditioning.budget_input={config.conditioning.budget_input}"
+            if config.conditioning.embeds:
+                reason = f"method={config.method} has no budget embedding"
+            raise UserError(
+                f"--swap: this policy does not read its budget ({reason}), so a different budget "
+                "can't change its answers; leave out the option --swap"
+            )
         raise UserError(
             "--swap: with eval.budget_tag=declared, the policy chooses its own budget, so no "
             "other budget can be given to it; set eval.budget_tag=given"
         )
-    if len(swap_budgets(evaluation.budgets)) < 2:
+    if len(swap_budgets(config.eval.budgets)) < 2:
         raise UserError(
             "--swap: at least two budgets above 0 are needed to evaluate one with another; pass "
             "for example --budgets 512,1024"

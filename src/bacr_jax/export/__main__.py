@@ -43,9 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--base", type=Path, metavar="DIR", help="present folder of model.path, if it was moved"
     )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="type of the weights; float32 by default"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, help="type of the weights; float32 by default")
     parser.add_argument(
         "--push",
         metavar="OWNER/NAME",
@@ -81,9 +79,10 @@ def main(argv: Sequence[str] | None) -> None:
     )
     for name in files:
         print(arguments.out / name)
-    config = read_config(arguments.run)
-    words = budget_words(resolve(config).task.budget_text, trained_style(resolve(config).method))
-    if words:
+    settings = resolve(read_config(arguments.run))
+    words = budget_words(settings.task.budget_text, trained_style(settings.method))
+    # A PEFT folder contains no config.json.
+    if words and arguments.adapter == "merged":
         print(f"its prompts have the budget after the question: {words} (config.json, {WORDS})")
     if arguments.push is not None:
         print(f"pushed to {hub.push(arguments.out, arguments.push)}")

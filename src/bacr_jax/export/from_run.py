@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from bacr_jax.config import ConditioningConfig, DataConfig, ModelConfig
+from bacr_jax.config import AdapterConfig, ConditioningConfig, DataConfig, ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
@@ -59,7 +59,7 @@ def export(
     out: Path,
     *,
     base: Path | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     step: int | str | None = None,
     merge_budget_prompt: bool = False,
     adapter: Literal["merged", "peft"] = "merged",
@@ -71,7 +71,7 @@ def export(
       run: run folder.
       out: output folder, which must not exist.
       base: folder of the base model if it was moved after training. None for `model.path`.
-      dtype: dtype of the weights: float32, bfloat16 or float16.
+      dtype: dtype of the weights: float32, bfloat16 or float16. None for float32.
       step: step of the checkpoint, "best" or "newest". None selects the best step, or the newest
         step if no evaluation selected a best one.
       merge_budget_prompt: True to omit the code that enforces budgets. Requires a policy whose
@@ -94,11 +94,8 @@ def export(
             "text, but the policy of this run does not read it there "
             f"(conditioning.budget_input={config.conditioning.budget_input}); leave out the option"
         )
-    if adapter == "peft" and config.adapter.rank is None:
-        raise UserError(
-            "--adapter peft: this run trained all weights and has no adapters to export; leave "
-            "out the option"
-        )
+    if adapter == "peft":
+        _check_peft(config.adapter, dtype, merge_budget_prompt=merge_budget_prompt)
     chosen = choose_step(run, step)
     params = read_params(run, chosen.step, base=base)
     if base is None and config.model.path is not None:
@@ -126,6 +123,7 @@ def export(
         style = trained_style(resolve(config).method)
         check_trained_with(run, chosen.step, config_io.flatten(config), style, tokenizer)
         exported = Exported(run, chosen.step, config, style, base, merge_budget_prompt)
+        dtype = dtype or "float32"
         files = write_params(out, params, exported, dtype=dtype, tokenizer=tokenizer)
     if print_line is not None:
         # Called after everything that can fail, because an error must be the only line
@@ -133,6 +131,30 @@ def export(
         for line in step_lines(chosen):
             print_line(line)
     return files
+
+
+def _check_peft(adapter: AdapterConfig, dtype: str | None, *, merge_budget_prompt: bool) -> None:
+    """Raises UserError if a run's adapters can't be exported as a PEFT folder with these options.
+
+    Args:
+      adapter: section `adapter` of the run's config.
+      dtype, merge_budget_prompt: as for `export`.
+    """
+    if adapter.rank is None:
+        raise UserError(
+            "--adapter peft: this run trained all weights and has no adapters to export; leave "
+            "out the option"
+        )
+    if dtype is not None:
+        raise UserError(
+            f"--dtype {dtype} has no effect with --adapter peft, which writes the adapters in "
+            "float32 as they were trained; leave out one of the two options"
+        )
+    if merge_budget_prompt:
+        raise UserError(
+            "--merge-budget-prompt has no effect with --adapter peft, because a PEFT folder "
+            "contains no chat template; leave out one of the two options"
+        )
 
 
 def _module(

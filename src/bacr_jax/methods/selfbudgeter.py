@@ -145,6 +145,15 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     settings = config.selfbudgeter
     yield from family.problems(config)
+    # The first stage trains on responses in the format that all methods share, if their thinking
+    # ended with its closing tag.
+    shared_format = format_for(config.data)
+    if not shared_format.think_close:
+        yield (
+            f"data.prompt_format={config.data.prompt_format}: this prompt format has no closing "
+            "tag, which the supervised steps of method=selfbudgeter need; set "
+            "data.prompt_format=auto"
+        )
     for name in ("correct_range", "wrong_range"):
         limits = getattr(settings, name)
         if len(limits) != 2 or limits[0] > limits[1]:

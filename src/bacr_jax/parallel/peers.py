@@ -322,8 +322,11 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]
             line = peers.lost(silence)
             if line is None:
                 return
-            sys.stdout.flush()
-            os.write(2, f"{printable(line)}\n".encode())
+            # The readers of both streams may have ended.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                os.write(2, f"{printable(line)}\n".encode())
             if index == 0:
                 peers.announce(line)
                 # Keep the store of this process available until the other processes

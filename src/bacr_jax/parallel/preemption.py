@@ -1,5 +1,6 @@
 """Converts SIGTERM, SIGINT and Slurm's SIGUSR1 to an exception when the work can be saved."""
 
+import contextlib
 import os
 import signal
 import time
@@ -59,7 +60,9 @@ class PreemptionHandler:
             )
             # Do not use print(), because the signal may have interrupted another
             # print().
-            os.write(2, message.encode())
+            # The reader of stderr may have ended.
+            with contextlib.suppress(OSError):
+                os.write(2, message.encode())
         elif now - self._received_at > _SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -271,8 +271,31 @@ def read_meta(state: Path) -> dict[str, Any]:
     Raises:
       UserError: if the metadata is damaged.
     """
+    return _record_of_policy(state)[0]
+
+
+def policy_digest(state: Path) -> str:
+    """Returns a short hash of the recorded digests of the policy's weights. Reads no arrays.
+
+    The base weights under adapters, which the checkpoint does not contain, are included by the
+    fingerprint in the metadata.
+
+    Args:
+      state: folder `state` of a checkpoint.
+
+    Raises:
+      UserError: if the metadata is damaged.
+    """
+    meta, recorded = _record_of_policy(state)
+    policy = {path: digest for path, digest in recorded.items() if path.startswith("train/policy/")}
+    return _text_digest({"policy": policy, "base": meta.get("base_fingerprint")})[:12]
+
+
+def _record_of_policy(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Calls `_record`, and converts its errors to a UserError that suggests another checkpoint."""
     try:
-        return _record(state)[0]
+        return _record(state)
+    # A damaged file can raise almost any exception.
     except Exception as error:
         raise damaged_policy(state, reason_of(error)) from None
 

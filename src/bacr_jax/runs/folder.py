@@ -4,12 +4,12 @@ Training opens the folder with `open_run`. All commands locate its files with `R
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import re
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 
 from bacr_jax.config import Config, OutputConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import print_message
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.files import (
     expand_home,
@@ -29,15 +30,21 @@ from bacr_jax.files import (
 )
 
 LOCK = ".lock"
+# Values of `OSError.errno` of a file system that does not implement file locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+# Prefix of the temporary folders of `bacr doctor` in `output.dir`.
+DOCTOR_PREFIX = ".bacr-doctor-"
 # Action for a folder that contains a run: "auto" resumes the run and "never" raises an error.
 # "required" resumes the run, and raises an error for a folder without a run.
 Resume = Literal["auto", "never", "required"]
 _CONFIG = "config.yaml"
+# Name of the folders with exports and evaluations of steps that a resumed run has not reached.
+_SET_ASIDE = "before-resume"
 # Prefix of the first line of config.yaml. It is followed by a digest of the remaining lines.
 _SEAL = "# The run's own; sha256 of what follows: "
 # Config keys that may differ when a run is resumed, because they do not affect training: paths,
-# devices, servers, outputs, and `data.eval_missing`, since `data.eval` already lists the sets that
-# exist.
+# devices, servers, outputs, the keys that only affect speed (`config.io`), and `data.eval_missing`,
+# since `data.eval` already lists the sets that exist.
 _MAY_DIFFER = (
     "output.dir",
     "mesh.data",
@@ -55,6 +62,7 @@ _MAY_DIFFER = (
     "output.compile_cache",
     "rollout.windows",
     "rollout.refill",
+    "eval.slots",
     "rollout.urls",
     "rollout.weights_dir",
 )
@@ -275,12 +283,47 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
             else:
                 keep_until(path, step)
 
+    def exports_after(self, step: int) -> list[Path]:
+        """Returns the folders of the exports of steps after `step`, sorted by name."""
+        folders = sorted(self.exports.glob("*"))
+        return [path for path in folders if path.name.isdecimal() and int(path.name) > step]
+
+    def set_aside(self, folders: Sequence[Path]) -> list[Path]:
+        """Moves each folder into a new folder `before-resume` in the same place.
+
+        If this name is taken, a number is appended.
+
+        Returns:
+          The new folders.
+
+        Raises:
+          UserError: if a folder can't be moved.
+        """
+        destinations: dict[Path, Path] = {}
+        with usable(_key_and_value(self.path)):
+            for folder in folders:
+                if folder.parent not in destinations:
+                    destinations[folder.parent] = _free_name(folder.parent / _SET_ASIDE)
+                    destinations[folder.parent].mkdir()
+                folder.rename(destinations[folder.parent] / folder.name)
+        return list(destinations.values())
+
     def forget_last_evaluation(self) -> None:
         """Removes the record of the evaluation after training."""
         records = read_lines(self.evaluations)
         remaining = [record for record in records if record.get("when") != "after"]
         if remaining != records:
             write_lines(self.evaluations, remaining)
+
+
+def _free_name(path: Path) -> Path:
+    """Returns a path, or the path with the first number from 2 that makes it unused."""
+    free = path
+    count = 1
+    while os.path.lexists(free):
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+    return free
 
 
 def _differing(recorded_file: Path, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -309,8 +352,12 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
         raise UserError(f"{where} is a file; use the name of a folder")
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
     # A process that is killed while it creates the folder leaves a lock file and temporary
-    # files.
-    entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
+    # files. A killed `bacr doctor` leaves a temporary folder.
+    entries = []
+    for name in sorted(names):
+        is_temporary = is_left_over(name) or name.startswith(DOCTOR_PREFIX)
+        if name != LOCK and not is_temporary:
+            entries.append(name)
     if entries and marker not in entries:
         raise UserError(
             f"{where} contains no {what}, but other files such as {entries[0]!r}; use "
@@ -384,7 +431,11 @@ def free_folder(where: str, path: Path) -> str:
 
 
 def lock_folder(path: Path, where: str) -> TextIO:
-    """Locks a folder without waiting. Raises UserError if another process has locked it."""
+    """Locks a folder without waiting.
+
+    Raises:
+      UserError: if another process has locked the folder, or its file system has no file locks.
+    """
     lock = lock_if_free(path / LOCK)
     if lock is None:
         holder = (path / LOCK).read_text().strip() or "another process"
@@ -410,14 +461,24 @@ def lock_if_free(path: Path) -> TextIO | None:
 
     Returns:
       The open file, or None if another process has the lock. Closing the file releases the lock.
+
+    Raises:
+      UserError: if the file system has no file locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         lock.close()
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise UserError(
+            f"{path.parent}: this file system does not support file locks ({error.strerror}); use "
+            "another folder, or mount it with flock"
+        ) from None
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
@@ -431,10 +492,13 @@ def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextI
       path: lock file.
       poll: called every second while another process has the lock. It may raise an exception to
         stop waiting.
+
+    Raises:
+      UserError: if the file system has no file locks.
     """
     lock = lock_if_free(path)
     if lock is None:
-        print(f"waiting for the process that holds {path}", file=sys.stderr, flush=True)
+        print_message(f"waiting for the process that holds {path}")
     while lock is None:
         poll()
         time.sleep(1)

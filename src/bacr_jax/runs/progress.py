@@ -7,11 +7,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
+
+from bacr_jax.config.cli import drop_unread_output
 
 # Minimum interval between two plain lines of a phase, in seconds. The first and the last line are
 # always printed.
@@ -144,10 +146,41 @@ class Phase:
         return elapsed if remaining is None else f"{elapsed}, {duration(remaining)} to go"
 
 
+class _Output:
+    """Stream that drops its text once the pipe was closed or the terminal was disconnected.
+
+    The command continues without a display, because its results are in files. A plain stream would
+    raise an error, at which rich ends the process.
+    """
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None)
+
+    def isatty(self) -> bool:
+        """True if the stream is a terminal."""
+        return self._stream.isatty()
+
+    def write(self, text: str) -> None:
+        """Writes a text."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            drop_unread_output(error)
+
+    def flush(self) -> None:
+        """Flushes the stream."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            drop_unread_output(error)
+
+
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """Displays the progress of a command on an output stream.
 
-    A disabled display prints nothing. Displays are disabled in all processes except process 0.
+    A disabled display prints nothing. Displays are disabled in all processes except process 0. If
+    the stream loses its reader, such as `head`, the display prints nothing from then on.
     """
 
     def __init__(
@@ -171,7 +204,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         # its output stream reports that it is a terminal, although it does not move a cursor.
         is_notebook = type(file).__module__.partition(".")[0] == "ipykernel"
         self._console = Console(
-            file=file,
+            file=cast(IO[str], _Output(file)),
             highlight=False,
             force_jupyter=False,
             force_terminal=False if is_notebook else None,

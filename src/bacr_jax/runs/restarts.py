@@ -1,15 +1,16 @@
 """Counts consecutive restarts of a Slurm job during which no checkpoint was saved.
 
 The launch scripts requeue a job whenever training exits with code 75. Without a limit, a job that
-never saves a checkpoint would be restarted forever. Training calls `give_up_reason` at its start.
+never saves a checkpoint would be restarted forever. Training calls `give_up_reason` as soon as it
+has opened the run folder.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from bacr_jax.files import read_json, write_json
-from bacr_jax.runs.folder import LOCK, RunPaths
+from bacr_jax.runs.folder import RunPaths, WarmupPaths, steps_in
 
 # Maximum number of restarts without a new checkpoint. It is larger than 1, because a job can be
 # preempted several times before its first checkpoint.
@@ -49,22 +50,21 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
     )
 
 
-def _newest_save(*folders: Path) -> int:
-    """Returns the newest modification time of any file in the folders, in nanoseconds.
+def _newest_save(checkpoints: Path, warmup: Path) -> int:
+    """Returns the modification time of the newest finished checkpoint, in nanoseconds.
 
-    The result is 0 if the folders are missing or empty.
+    A checkpoint that a killed process left unfinished does not count, because the job may be killed
+    in every save. The result is 0 without a finished checkpoint.
+
+    Args:
+      checkpoints: folder of the run's checkpoints.
+      warmup: folder of the warm-up, with the checkpoints of its weights and of its progress.
     """
-    return max((time for folder in folders for time in _times(folder)), default=0)
-
-
-def _times(folder: Path) -> Iterator[int]:
-    """Yields the modification times of all files and subfolders of a folder, in nanoseconds.
-
-    Lock files are skipped, because every start of a run writes them.
-    """
-    for path in folder.rglob("*"):
-        if path.name == LOCK:
-            continue
-        # A file that is being written can be renamed before its time is read.
-        with contextlib.suppress(OSError):
-            yield path.stat().st_mtime_ns
+    paths = WarmupPaths(warmup)
+    times = [0]
+    for folder in (checkpoints, paths.weights, *paths.unfinished.glob("*")):
+        for step in steps_in(folder):
+            # Another run that shares the warm-up may delete its older checkpoints.
+            with contextlib.suppress(OSError):
+                times.append((folder / str(step)).stat().st_mtime_ns)
+    return max(times)

@@ -23,6 +23,22 @@ from bacr_jax.runs.chosen_step import ChosenStep, choose_step
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.types import Params
 
+# Config keys that determine what the weights of a policy compute, in addition to keys that every
+# evaluation records (such as `model.compute_dtype`).
+_MODEL_KEYS = (
+    "budget.max",
+    "conditioning",
+    "model.preset",
+    "model.hidden_size",
+    "model.intermediate_size",
+    "model.num_layers",
+    "model.num_heads",
+    "model.num_kv_heads",
+    "model.head_dim",
+    "model.rope_theta",
+    "model.tie_embeddings",
+)
+
 
 def read_config(folder: Path) -> Config:
     """Reads the config of a run. Raises UserError if it is missing or invalid."""
@@ -108,7 +124,8 @@ class SavedPolicy:
       folder: run folder or Hugging Face folder.
       step: step of the checkpoint, or None for a Hugging Face folder.
       config: config of the run, or a config derived from the Hugging Face folder.
-      identity: values that identify the policy in result files.
+      identity: values that identify the policy, without the weights of a run (see
+        `recorded_identity`).
       style: prompt format that the Hugging Face folder specifies. None to use the prompt format of
         the config.
       called: name of the policy in tables, or None to use the name of the folder.
@@ -154,6 +171,24 @@ class SavedPolicy:
         from bacr_jax.model.hf.reading import check_folder
 
         return check_folder(self.folder)
+
+    def recorded_identity(self) -> dict[str, Any]:
+        """Returns the values that identify the policy in result files. Reads no weights.
+
+        For a run, they are `identity`, a hash of the weights, and a fingerprint of the settings
+        that determine what the weights compute.
+
+        Raises:
+          UserError: if the metadata of the checkpoint is damaged.
+        """
+        if self.step is None or self.trained is None:
+            return self.identity
+        from bacr_jax.runs.checkpoint import policy_digest
+
+        return self.identity | {
+            "weights": policy_digest(_state_folder(self.folder, self.step)),
+            "model": config_io.fingerprint(self.trained, *_MODEL_KEYS),
+        }
 
     def params(self) -> Params:
         """Loads the parameters: to the host for a run, to the device for a Hugging Face folder."""

@@ -407,6 +407,21 @@ def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | 
     return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
+def rollout_slots(rollout: RolloutConfig, shards: int) -> int:
+    """Returns the number of traces that a training rollout decodes at the same time.
+
+    It is at most the number of traces of an iteration, rounded up to a multiple of `shards`. More
+    slots would stay empty, but would need memory and time for decoding.
+
+    Args:
+      rollout: section `rollout` of the config.
+      shards: number of parts into which the decoding mesh divides the slots.
+    """
+    traces = rollout.questions * rollout.group_size
+    most = -(-traces // shards) * shards
+    return min(rollout.slots or traces, most)
+
+
 def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
     """Returns the learner's mesh, and a mesh of the same devices for decoding.
 
@@ -455,13 +470,12 @@ def make_policy(
         mesh=learner_mesh,
         distill=settings.distill.coef,
     )
-    rows = settings.rollout.questions * settings.rollout.group_size
     rollout = RolloutSpec(
         config=learner.model,
         conditioning=learner.conditioning,
         max_thinking=limits.max,
         answer_tokens=limits.answer_tokens,
-        slots=settings.rollout.slots or rows,
+        slots=rollout_slots(settings.rollout, parallel.row_shards(decode_mesh)),
         chunk=settings.rollout.chunk,
         windows=settings.rollout.windows,
         refill=settings.rollout.refill,
@@ -478,7 +492,8 @@ def make_policy(
     evaluation = dataclasses.replace(
         rollout,
         max_thinking=max(limits.max, limits.largest_evaluated),
-        slots=settings.eval_slots or rollout.slots,
+        # An evaluation may have more traces than a training rollout.
+        slots=settings.eval_slots or settings.rollout.slots or rollout.slots,
         answers=1,
         group_size=1,
         cuts_relative_to_length=False,

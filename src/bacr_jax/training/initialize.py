@@ -341,8 +341,9 @@ def after_rejection_sft(
 ) -> RunState:
     """Runs the method's supervised stage (`rejection_sft`), and returns the resulting state.
 
-    Tokens sampled in this stage count as generated tokens. If the method has no such stage, the
-    state is returned unchanged. Otherwise, the arrays of `fresh.train` can't be used afterwards.
+    A run that is stopped in this stage repeats it, because its progress is not saved. Tokens
+    sampled in this stage count as generated tokens. If the method has no such stage, the state is
+    returned unchanged. Otherwise, the arrays of `fresh.train` can't be used afterwards.
     """
     settings = run.method.rejection_sft
     if settings is None:

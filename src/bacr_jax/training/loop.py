@@ -147,14 +147,17 @@ class Trainer:
     @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
         """Returns the state to start or continue from, and the number of steps already done."""
-        initialize.check_restarts(self.folder, self.config.warmup.dir)
         if self.checkpoints.latest is not None:
             return self._resume(self.checkpoints.latest)
         self.run, state = initialize.initial_state(self.run, self.folder, self.progress, self.poll)
         self._record_origin(state)
         if self.writes:
             self.folder.truncate_after(-1)
-        return initialize.after_rejection_sft(self.run, state, self.progress, self.poll), 0
+        state = initialize.after_rejection_sft(self.run, state, self.progress, self.poll)
+        if self.method.rejection_sft is not None:
+            # A run that is stopped later need not repeat this stage, which may take hours.
+            self.save(state, 0)
+        return state, 0
 
     def _resume(self, latest: int) -> tuple[RunState, int]:
         """Restores the run from checkpoint `latest`, and returns its state and step."""

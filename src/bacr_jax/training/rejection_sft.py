@@ -106,7 +106,7 @@ def make_examples(
       The mask excludes the prompt, and the suffix because the decoding loop forces its tokens.
 
     Raises:
-      UserError: no response is correct.
+      UserError: no response is correct with thinking that ended with the closing tag.
     """
     trunks = responses.rollout.trunks
     branches = responses.rollout.branches
@@ -133,8 +133,9 @@ def make_examples(
         rows.append([(prompt, False), (response, True), (suffix, False), (answer, True)])
     if not rows:
         raise UserError(
-            "selfbudgeter: the starting policy answered no training question correctly, but its "
-            "supervised steps need correct responses; use another model, or a larger budget.max"
+            "selfbudgeter: the starting policy answered no training question correctly with "
+            "thinking closed by the tag, but its supervised steps need such responses; use another "
+            "model, or a larger budget.max"
         )
     return padded(rows)
 
@@ -206,7 +207,7 @@ def rejection_sft(
 
     Raises:
       UserError: `data.max_prompt_tokens` excludes different questions in the two prompt formats,
-        or no response is correct.
+        or no response is correct with thinking that ended with the closing tag.
     """
     settings = run.method.rejection_sft
     assert settings is not None

@@ -4,6 +4,7 @@ A training run prints `start_lines` before its first progress bar and `next_line
 one. `bacr train --check` ends with `start_lines`. Nothing is computed on a device.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
 from bacr_jax.config.settings import MethodSettings, resolve
+from bacr_jax.curriculum import stage_limit
 from bacr_jax.errors import UserError
 from bacr_jax.methods import Method, registry
 from bacr_jax.methods.published import departures
@@ -206,10 +208,40 @@ def _size(facts: RunFacts, is_check: bool) -> list[str]:
     if num_unevaluated:
         questions += f"; {num_unevaluated:,} left out of the evaluation sets"
     return [
-        f"{size}; budgets {config.budget.min:,} to {config.budget.max:,}",
+        f"{size}; {_budgets(resolve(config).method, facts.method)}",
         questions,
         f"in {_fixed(str(facts.folder))}; Ctrl-C saves and stops, the same command resumes",
     ]
+
+
+def _budgets(settings: MethodSettings, method: Method) -> str:
+    """Returns a text with the smallest and the largest budget that training samples.
+
+    Args:
+      settings: settings of the method.
+      method: method built from the settings.
+    """
+    largest = settings.budget.max
+    if method.follows_prior:
+        least, most = settings.budget_range
+    elif settings.method not in registry.built_in_methods():
+        return f"budgets up to {largest:,}"
+    elif not method.truncates_at_budget:
+        # The budgets in the prompts are sampled from the prior.
+        least, most = settings.budget_range
+    elif settings.method == "elastic":
+        least = most = max(math.ceil(settings.elastic.share * largest), 1)
+    else:
+        least = most = largest
+    stages = settings.budget.stages
+    if stages:
+        limits = [
+            stage_limit(stages, step=stage, total_steps=len(stages), b_max=largest)
+            for stage in range(len(stages))
+        ]
+        least = min(least, *limits)
+        most = min(most, max(limits))
+    return f"budget {most:,}" if least == most else f"budgets {least:,} to {most:,}"
 
 
 def _left_out(rows: Sequence[LeftOut], list_command: str) -> str:

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from bacr_jax import files
 from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import print_message
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.files import write_atomically
@@ -58,7 +58,13 @@ _NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
 
 
 def warmup_fingerprint(config: Config) -> str:
-    """Returns a hash of all settings that affect the result of a config's warm-up."""
+    """Returns a hash of the settings that determine each step of a config's warm-up.
+
+    It does not contain the settings of the accuracy measurement that decides the number of
+    additional rounds (`data.eval`, `eval.budgets`, `rollout.answer_tokens` and others), because
+    existing warm-ups would then no longer be found. Runs that share a warm-up use the number of
+    rounds of the first run.
+    """
     settings = resolve(config).warmup
     # The hash contains the seed of the warm-up in place of the run's seed.
     warmup = dataclasses.replace(config.warmup, seed=None, dir=None)
@@ -93,15 +99,27 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
     """Context manager that holds the lock of a warm-up's folder.
 
     Process 0 acquires the lock. All processes wait while another run holds it.
+
+    Raises:
+      UserError: the folder can't be locked. Raised in all processes.
     """
     is_first = processes.is_first()
     has_reported = False
     while True:
-        lock = lock_if_free(folder / LOCK) if is_first else None
+        lock = None
+        error_text = ""
+        if is_first:
+            try:
+                lock = lock_if_free(folder / LOCK)
+            except UserError as error:
+                error_text = str(error)
+        error_text = processes.text_from_first(error_text)
+        if error_text:
+            raise UserError(error_text)
         if processes.largest(lock is not None):
             break
         if is_first and not has_reported:
-            print(f"waiting for another run that trains the warm-up in {folder}", file=sys.stderr)
+            print_message(f"waiting for another run that trains the warm-up in {folder}")
             has_reported = True
         if poll:
             poll()
