@@ -441,6 +441,20 @@ def test_a_job_that_is_killed_while_it_loads_its_inputs_is_given_up(tmp_path, mo
     assert f"training: stopped, because Slurm restarted job 17 {MOST_RESTARTS + 1} times" in line
 
 
+def test_a_new_run_of_a_restarted_job_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+    from bacr_jax.training import loop
+
+    def refuse(*_):
+        raise UserError("bad data")
+
+    monkeypatch.setattr(loop, "Trainer", refuse)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run = tmp_path / "run"
+    assert bacr_jax.train.main(["--config", "quickstart", f"output.dir={run}"]) == 2
+    assert not run.exists()
+
+
 def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, capsys):
     """Of what it raises nothing is lost: a thread would end of a SystemExit without a word."""
     polls, raised = [], []

@@ -1,9 +1,9 @@
 """Compares two answers with math-verify and sympy. Runs in worker processes only.
 
-math-verify parses both answers and selects the parts to compare. This module replaces four of its
-comparison functions, its LaTeX parser and its removal of units. The originals treat some different
-values as equal: numbers that differ by less than 1e-16, letters of different case, equations
-without real solutions, the letter `I` and the imaginary unit, and `5` and `5t`.
+math-verify parses both answers and selects the parts to compare. This module replaces six of its
+functions, its LaTeX parser and its removal of units. The originals treat some different values as
+equal: numbers that differ by less than 1e-16, letters of different case, equations without real
+solutions, the letter `I` and the imaginary unit, and `5` and `5t`.
 """
 
 import re
@@ -18,6 +18,7 @@ from latex2sympy2_extended import math_normalization as normalization
 from latex2sympy2_extended import symbols as letters
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.relational import Relational
 
 from bacr_grading.normalize import VARIABLE, split_unit
 from bacr_grading.parsed_answer import ParsedAnswer, both_signs
@@ -40,12 +41,18 @@ _PRIMES = re.compile(r"(?<!\d)'+")
 # Words without \text after a number, a root or \pi.
 _BARE_WORDS = re.compile(r"(.*(?:[\d})]|\\pi))\s+([A-Za-z][A-Za-z ./]*)", re.DOTALL)
 _LONG_WORD = re.compile(r"[A-Za-z]{3}")
+_TEXT = re.compile(r"\\(?:text[a-z]*|mbox|mathrm)\s*\{[^{}]*\}")
 # Units at the end of an answer, such as \text{ cm}^2 and \text{m}/\text{s}.
 _UNITS = re.compile(
     r"\\(?:text|mbox)\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?"
     r"(?:(?:[\s/*]|\\cdot(?![A-Za-z]))*\\(?:text|mbox)\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?)*$"
 )
 _IMAGINARY = sympy.Symbol("i", real=True)
+# Replaces the i that is no name, until all variables are complex.
+_UNIT = sympy.Symbol("i")
+_INEQUALITIES = (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)
+# Expressions whose members may be relations.
+_COMPOUND = (Relational, sympy.And, sympy.FiniteSet, sympy.Tuple)
 
 
 def compare(
@@ -95,6 +102,10 @@ def compare(
         return {"correct": correct}
     # The last string in math-verify's result is the text that it parsed.
     compared_text = next((part for part in reversed(target) if isinstance(part, str)), "")
+    if not correct and not reference_is_prose:
+        value, _ = _alike(compared_text, reference)
+        if value != compared_text:
+            correct = compare(value, reference, search=search, places=places)["correct"]
     return {"correct": correct, "found": compared_text[:2000]}
 
 
@@ -117,9 +128,10 @@ def _alike(answer: str, reference: str) -> tuple[str, str]:
     Units without `\text` are removed. If one of the texts is a union of intervals, inequalities in
     the other are rewritten as such a union.
     """
-    # A unit with two letters may be a product, as in 2\pi hr. In an answer it is a unit if the
-    # reference has no variable.
-    answer = _without_unit(answer, short=VARIABLE.search(reference) is None)
+    # Two letters may be a unit or a product, as in 2\pi hr. In an answer they are a unit if the
+    # reference has no variable. The letters of a unit such as \text{ cm} are not variables.
+    has_variable = VARIABLE.search(_TEXT.sub("", reference)) is not None
+    answer = _without_unit(answer, short=not has_variable)
     reference = _without_unit(reference, short=False)
     if "\\cup" in reference:
         return as_union(answer), reference
@@ -369,14 +381,17 @@ def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> boo
 
     Polynomial equations are equal if their polynomials have the same zeros, including complex
     zeros. For other equations the reference must have a real solution, because math-verify treats
-    all equations without real solutions as equal.
+    all equations without real solutions as equal. Other complex relations are not solved, because
+    sympy solves inequalities for real variables and omits complex solutions.
     """
     if isinstance(gold, sympy.Eq) and isinstance(pred, sympy.Eq):
         same = _same_polynomials(gold, pred)
         if same is not None:
             return same
-        if not sympy.solve(gold, gold.free_symbols):
+        if not _is_complex(gold) and not sympy.solve(gold, gold.free_symbols):
             return False
+    if _is_complex(gold) or _is_complex(pred):
+        return False
     return _solve_and_compare(gold, pred, places, precision)
 
 
@@ -397,7 +412,48 @@ def _same_polynomials(gold: Any, pred: Any) -> bool | None:
     return bool((gold_part - pred_part).is_zero)
 
 
+def _is_complex(part: Any) -> bool:
+    """True if a parsed expression contains the imaginary unit or a complex variable."""
+    if not isinstance(part, sympy.Basic | sympy.MatrixBase):
+        return False
+    if part.has(sympy.I):
+        return True
+    return any(variable.is_complex and not variable.is_real for variable in part.free_symbols)
+
+
+def _expressions_eq(gold: Any, pred: Any, *args: Any, **options: Any) -> bool:
+    """Compares two parsed expressions, with complex variables if either is complex."""
+    if _is_complex(gold) or _is_complex(pred):
+        gold = _with_complex_variables(gold)
+        pred = _with_complex_variables(pred)
+    return bool(_math_verify_eq(gold, pred, *args, **options))
+
+
+def _with_complex_variables(part: Any) -> Any:
+    """Replaces the real variables in a parsed expression by complex variables."""
+    values = {}
+    for variable in getattr(part, "free_symbols", ()):
+        if variable.is_real and variable != _IMAGINARY:
+            values[variable] = sympy.Symbol(variable.name, complex=True)
+    return _substitute(part, values) if values else part
+
+
+def _without_functions(relation: Any) -> Any:
+    """Prepares a relation for its conversion to a set of real numbers, as math-verify does.
+
+    Raises:
+      ValueError: if the relation is complex. math-verify catches the exception.
+    """
+    if _is_complex(relation):
+        raise ValueError("a complex relation has no set of real solutions")
+    return _unwrap_functions(relation)
+
+
+_math_verify_eq = verification.sympy_expr_eq
+_unwrap_functions = verification.unwrap_fcs
 _solve_and_compare = verification.sympy_solve_and_compare
+verification.sympy_expr_eq = _expressions_eq
+verification.unwrap_fcs = _without_functions
 verification.sympy_solve_and_compare = _compare_solutions
 verification.sympy_compare_symbols = _compare_symbols
 verification.sympy_numeric_eq = _numeric_eq
@@ -416,23 +472,39 @@ def _latex_to_sympy(text: str, **options: Any) -> Any:
 
 
 def _with_imaginary_unit(parsed: Any) -> Any:
-    """Replaces the variable i in a parsed expression, but not in a name, as in i = 5."""
+    """Replaces the variable i in a parsed expression, but not in a name, as in i = 5.
+
+    The other variables become complex first, because |z - 3i| and |z + 3i| are equal for real z.
+    """
     if _IMAGINARY not in getattr(parsed, "free_symbols", ()):
         return parsed
-    if isinstance(parsed, sympy.Eq) and verification.is_assignment_relation(parsed):
-        return sympy.Eq(parsed.lhs, _with_imaginary_unit(parsed.rhs), evaluate=False)
-    if isinstance(parsed, sympy.Set):
+    marked = _substitute(parsed, {_IMAGINARY: _UNIT})
+    if _UNIT not in marked.free_symbols:
+        return parsed
+    return _substitute(_with_complex_variables(marked), {_UNIT: sympy.I})
+
+
+def _substitute(part: Any, values: dict[Any, Any]) -> Any:
+    """Replaces variables in a parsed expression, but not an i that is a side of a relation.
+
+    Relations are not evaluated, because sympy would replace many different ones by `false`.
+    """
+    if isinstance(part, sympy.Eq) and part.lhs == _IMAGINARY:
+        return sympy.Eq(part.lhs, _substitute(part.rhs, values), evaluate=False)
+    if isinstance(part, _INEQUALITIES) and _IMAGINARY in part.args:
+        sides = [side if side == _IMAGINARY else _substitute(side, values) for side in part.args]
+        return part.func(*sides, evaluate=False)
+    if isinstance(part, _COMPOUND):
+        members = [
+            _substitute(member, values) for member in getattr(part, "_unsorted_args", part.args)
+        ]
+        return part.func(*members, evaluate=False)
+    if part.has(Relational):
+        raise ValueError("a relation inside of an expression with i")
+    if isinstance(part, sympy.Interval) and part.left_open and part.right_open:
         # A pair such as (i, 2) is parsed as an interval, but the limits of intervals are real.
-        parsed = parsed.replace(_is_pair, _pair)
-    return parsed.subs(_IMAGINARY, sympy.I)
-
-
-def _is_pair(part: Any) -> bool:
-    return isinstance(part, sympy.Interval) and part.is_open and part.has(_IMAGINARY)
-
-
-def _pair(interval: sympy.Interval) -> sympy.Tuple:
-    return sympy.Tuple(interval.start, interval.end)
+        return _substitute(sympy.Tuple(part.start, part.end), values)
+    return part.subs(values)
 
 
 parsing.latex2sympy = _latex_to_sympy

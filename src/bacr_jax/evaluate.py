@@ -25,6 +25,7 @@ from bacr_jax.config.cli import (
     data_set,
     entry_point,
     failure,
+    print_message,
     silence_orbax,
 )
 from bacr_jax.config.derived import NONE, read_budgets
@@ -537,7 +538,7 @@ def main(argv: Sequence[str] | None) -> int:
         with PreemptionHandler() as interruption:
             evaluate(arguments, interruption.poll)
     except Preempted as signal:
-        print(f"{signal}: stopped; the same command continues", file=sys.stderr)
+        print_message(f"{signal}: stopped; the same command continues")
         return EXIT_CODE
     except OutOfMemory as error:
         # The samples depend on the number of rows that are decoded together (slots), so an
@@ -545,7 +546,7 @@ def main(argv: Sequence[str] | None) -> int:
         fewer = max(arguments.slots // 2, 1)
         return failure(f"{error}; use --slots {fewer} --out DIR, with a new folder")
     except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
+        print_message("interrupted; the same command continues")
         return 130
     return 0
 

@@ -210,7 +210,10 @@ def train(
             # Count before the inputs are loaded, because a job may be killed while it loads them.
             check_restarts(folder, config.warmup.dir)
             trainer = Trainer(config, folder, poll, on_phase)
-        except BaseException:
+        except BaseException as error:
+            if folder.is_new and isinstance(error, UserError):
+                # A run that is refused leaves no files.
+                folder.restarts.unlink(missing_ok=True)
             folder.discard()
             raise
         state, step = _start(trainer, folder)
@@ -235,6 +238,10 @@ def train(
             export_if_due(trainer, state, step, last=True)
             trainer.evaluate(state, step, "after")
             reporter.catch_up()
+        except OutOfMemory:
+            # Several processes end without waiting for threads (`exit_if_failed`).
+            trainer.checkpoints.wait()
+            raise
         except (Preempted, CallbackRaised) as error:
             trainer.leave(state, step)
             raise (error.error if isinstance(error, CallbackRaised) else error) from None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config import Config
-from bacr_jax.config.cli import STOPPED, Parser, entry_point
+from bacr_jax.config.cli import STOPPED, Parser, entry_point, print_message
 from bacr_jax.config.settings import resolve
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError, faults_of
@@ -253,7 +253,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
             schedule.run_all(scheduler, runs, progress, handler.poll)
         except Preempted as signal:
             scheduler.stop()
-            print(f"{signal}: stopped; run the same command to continue", file=sys.stderr)
+            print_message(f"{signal}: stopped; run the same command to continue")
             return STOPPED
     return 1 if scheduler.failed else 0
 

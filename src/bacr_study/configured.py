@@ -116,7 +116,8 @@ def held_out_warnings(task: Task, held_out: Sequence[Sequence[int]]) -> Iterator
       task: the task.
       held_out: the different entries of `held_out_budgets` for the task.
     """
-    others = [budget_list(budgets) for budgets in held_out if tuple(budgets) != task.budgets]
+    evaluated = tuple(budget for budget in task.budgets if budget > 0)
+    others = [budget_list(budgets) for budgets in held_out if tuple(budgets) != evaluated]
     if others:
         yield (
             f"{task.label}: held-out accuracy during training is a mean over the budgets "

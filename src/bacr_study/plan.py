@@ -151,13 +151,13 @@ class PlannedRun:
 
     @functools.cached_property
     def _receives_budget(self) -> bool:
-        """True if the policy can be evaluated with any budget as its input."""
-        # Imported here because the module imports JAX, which `--help` does not need.
+        """True if the policy receives its budget as an embedding or in the prompt."""
+        # Imported here because these modules import JAX, which `--help` does not need.
         from bacr_jax.evaluation.job_checks import receives_budget
-        from bacr_jax.runs.saved_policy import trained_style
+        from bacr_jax.methods.registry import make_method
 
-        style = trained_style(resolve(self.config).method)
-        return receives_budget(self.config, style)
+        method = make_method(resolve(self.config).method)
+        return receives_budget(self.config.conditioning, method)
 
     def has_cells(self, study: Study) -> bool:
         """True if the results of the run, and of all majority votes over its samples, are stored.

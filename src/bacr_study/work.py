@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import NEWEST, STOPPED
+from bacr_jax.config.cli import NEWEST, STOPPED, print_message
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_samples
@@ -70,7 +69,7 @@ def run_one(study: Study, run: PlannedRun) -> int:
         with PreemptionHandler() as handler:
             lock = lock_when_free(lock_path, handler.poll)
     except Preempted as signal:
-        print(f"{signal}: stopped; run the same command to continue", file=sys.stderr)
+        print_message(f"{signal}: stopped; run the same command to continue")
         return STOPPED
     with lock:
         # Another process may have written the cells while this one was waiting for the lock.

@@ -90,3 +90,16 @@ def test_keys_of_our_decoder_have_no_effect_on_a_server(key):
 def test_the_check_imports_no_jax():
     code = "import sys; import bacr_jax.evaluation.overrides; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "refused"),
+    [
+        ("rollout={answer_tokens: 3}", []),
+        ("data={prompt_format: boxed}", []),
+        ("rollout={answer_tokens: 3, temperature: 2}", ["rollout.temperature"]),
+    ],
+)
+def test_the_keys_of_a_section_are_checked_one_by_one(override, refused):
+    faults = list(override_faults([override], ASKED_KEYS, is_run=True))
+    assert [fault.split()[0] for fault in faults] == refused

@@ -37,6 +37,33 @@ EQUAL = [
     ("\\sum_{i=1}^{n} i", "\\frac{n(n+1)}{2}"),
     ("\\frac{2V}{2R}", "i=\\frac{V}{R}"),
     ("e^{-t}", "i(t)=e^{-t}"),
+    # With i, variables are complex, also in the text without i.
+    ("x=\\frac{1+i\\sqrt3}{2}, x=\\frac{1-i\\sqrt3}{2}", "\\frac12\\pm\\frac{\\sqrt3}{2}i"),
+    ("x=\\pm\\frac{6i}{2}", "x=\\pm 3i"),
+    ("\\{1-2i,\\frac{2+4i}{2}\\}", "x=1+2i, x=1-2i"),
+    ("z=1-2i\\text{ or }z=\\frac{2+4i}{2}", "z=1+2i\\text{ or }z=1-2i"),
+    ("x\\in\\{i,-i\\}", "x\\in\\{-i,i\\}"),
+    ("iz^2=3i-4", "z^2=3+4i"),
+    ("z(z-2)=-2i", "z^2-2z+2i=0"),
+    ("z^2+1=0", "(z+i)(z-i)=0"),
+    ("(z+i)(z-i)", "z^2+1"),
+    ("z^3=8i^2", "z^3=-8"),
+    ("|3i-z|=5", "|z-3i|=5"),
+    ("|3i-z|<5", "|z-3i|<5"),
+    ("x\\ne\\frac{6i}{2}", "x\\ne 3i"),
+    ("e^{i\\theta}", "\\cos\\theta+i\\sin\\theta"),
+    ("\\overline{z}+\\frac{2i}{2}", "\\overline{z}+i"),
+    ("(2i^2x,3)", "(-2x,3)"),
+    ("z=\\frac{2i}{2}, w=2i", "(z,w)=(i,2i)"),
+    ("\\begin{pmatrix}\\frac{2i}{2}\\\\x\\end{pmatrix}", "\\begin{pmatrix}i\\\\x\\end{pmatrix}"),
+    # As a side of a relation, i is a name.
+    ("1\\le i\\le\\frac{6}{2}", "1\\le i\\le 3"),
+    ("i=\\frac{10}{2}x", "i=5x"),
+    ("i=\\sqrt{x^2}", "i=|x|"),
+    # Letters inside of \text are no variables.
+    ("\\frac{25\\pi}{4} cm", "6.25\\pi\\text{ cm}"),
+    ("\\frac{5\\pi}{2} cm", "\\frac52\\pi\\mbox{ cm}"),
+    ("\\frac{5\\pi}{2} cm", "\\frac52\\pi\\,\\mathrm{cm}"),
     # Both values of a sign.
     ("\\frac{1\\pm\\sqrt3}{2}", "\\frac{1+\\sqrt3}{2},\\frac12-\\frac{\\sqrt3}{2}"),
     ("\\frac{1-\\sqrt3}{2},\\frac{1+\\sqrt3}{2}", "\\frac12\\pm\\frac{\\sqrt3}{2}"),
@@ -88,6 +115,43 @@ DIFFERENT = [
     ("(x,2i)", "(2i,x)"),
     ("[2i,x]", "(2i,x)"),
     ("1+i, 1+i", "1+i, 1-i"),
+    # Equations, lists and sets with i.
+    ("x=\\pm 2i", "x=\\pm 3i"),
+    ("x=\\pm 2", "x=\\pm 3i"),
+    ("x=\\pm 3i", "x=\\pm 2"),
+    ("y=\\pm 3i", "x=\\pm 3i"),
+    ("x=3+4i, x=3-4i", "x=1+2i, x=1-2i"),
+    ("z=2+i\\text{ or }z=2-i", "z=1+2i\\text{ or }z=1-2i"),
+    ("x\\in\\{2i,i\\}", "x\\in\\{3i,i\\}"),
+    ("\\{2i,x\\}", "\\{3i,x\\}"),
+    ("x\\ne 2i", "x\\ne 3i"),
+    ("z^2=5i", "z^2=3+4i"),
+    ("z^2=4", "z^2=4i"),
+    ("z^2=4i", "z^2=4"),
+    ("z^3=i", "z^3=-i"),
+    ("z^2+5z-7i=0", "z^2-2z+2i=0"),
+    ("w=2iz, z=1", "w=3iz, z=1"),
+    ("z=i, w=3i", "(z,w)=(i,2i)"),
+    ("e^z=2i", "e^z=3i"),
+    ("z=\\frac{i\\pi}{2}", "e^z=i"),
+    ("\\emptyset", "z^2=3+4i"),
+    ("i=2x", "i=3x"),
+    ("i<2", "i<3"),
+    ("x<2i", "x<3i"),
+    ("\\begin{pmatrix}2i\\\\x\\end{pmatrix}", "\\begin{pmatrix}i\\\\x\\end{pmatrix}"),
+    # Equal for real numbers, but not for complex numbers.
+    ("|z+3i|=5", "|z-3i|=5"),
+    ("|z+3i|<5", "|z-3i|<5"),
+    ("|z+3i|", "|z-3i|"),
+    ("z=\\pm 4", "|z-3i|=5"),
+    ("|z-3i|=5", "z=\\pm 4"),
+    ("(-4,4)", "|z-3i|<5"),
+    ("|z-3i|<5", "(-4,4)"),
+    ("\\overline{z}+i=0", "z+i=0"),
+    ("\\sqrt{z^2}+i", "|z|+i"),
+    # The unit is in \text, but the reference has a variable.
+    ("\\frac{5\\pi}{2} cm", "\\frac52\\pi x\\text{ cm}"),
+    ("\\frac{7\\pi}{2} cm", "\\frac52\\pi\\text{ cm}"),
     ("\\frac{1+\\sqrt3}{2}", "\\frac{1\\pm\\sqrt3}{2}"),
     ("\\frac{1\\pm\\sqrt3}{2}", "\\frac{1+\\sqrt3}{2}"),
     ("x<-2 or x>3", "(-\\infty,-2]\\cup(3,\\infty)"),
@@ -112,3 +176,22 @@ def test_different_values_are_wrong_however_close_they_are(grader, mode):
         [f"\\boxed{{{pred}}}" for pred, _ in DIFFERENT], [gold for _, gold in DIFFERENT], mode=mode
     )
     assert [row for row, v in zip(DIFFERENT, verdicts, strict=True) if v.correct] == []
+
+
+def test_relation_of_imaginary_numbers_is_not_every_such_relation(grader):
+    verdicts = grader.grade(["\\boxed{(2i)^2=-4}", "\\boxed{3i=3i}"], ["i^2=-1", "2i=2i"])
+    assert not any(verdict.correct for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "is_right"),
+    [
+        ("So the circumference is $10\\pi cm$.", "10\\pi", True),
+        ("So the circumference is $10\\pi cm$.", "10\\pi\\text{ cm}", True),
+        ("So the circumference is $9\\pi cm$.", "10\\pi", False),
+        ("So the circumference is $10\\pi$.", "10\\pi hr", False),
+        ("So the volume is $10\\pi cm$.", "10\\pi x", False),
+    ],
+)
+def test_bare_unit_in_prose_is_ignored_in_reports(grader, text, gold, is_right):
+    assert grader.grade([text], [gold], mode="lenient")[0].correct is is_right

@@ -1,6 +1,7 @@
 """Methods by name, and what a config is refused for on their account."""
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 from types import ModuleType
@@ -21,7 +22,6 @@ from bacr_jax.methods.registry import (
     load_method,
     overlong_filtered,
     problems,
-    source_digest,
 )
 from config_world import changed, values_by_key, with_value
 from methods_world import PRESETS, group_batch, load
@@ -156,16 +156,22 @@ def test_the_digest_of_an_own_method_is_of_the_code_that_was_imported(tmp_path, 
     file = tmp_path / "own_digest_method.py"
     file.write_text(METHOD)
     monkeypatch.syspath_prepend(tmp_path)
-    names = (str(file), file.stem)
-    first = {}
-    for name in names:
-        load_method(MethodSettings(method=name))
-        first[name] = source_digest(name)
-    assert first[names[0]] == first[names[1]] is not None
+    of_file, of_module = (MethodSettings(method=name) for name in (str(file), file.stem))
+    first = load_method(of_file)
+    assert first.source_digest == load_method(of_module).source_digest is not None
     file.write_text(METHOD + "# changed\n")
-    assert source_digest(names[0]) == first[names[0]]
-    load_method(MethodSettings(method=names[0]))
-    assert source_digest(names[0]) not in (None, first[names[0]])
+    # Python imports a module once, and executes a file each time.
+    assert load_method(of_module).source_digest == first.source_digest
+    assert load_method(of_file).source_digest not in (None, first.source_digest)
+
+
+def test_a_module_that_was_imported_before_has_no_digest(tmp_path, monkeypatch):
+    file = tmp_path / "own_imported_method.py"
+    file.write_text(METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(file.stem)
+    file.write_text(METHOD + "# changed\n")
+    assert load_method(MethodSettings(method=file.stem)).source_digest is None
 
 
 def test_a_method_without_a_file_of_the_user_has_no_digest(monkeypatch):
@@ -173,8 +179,7 @@ def test_a_method_without_a_file_of_the_user_has_no_digest(monkeypatch):
     module.make = grpo.make
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in (module.__name__, "grpo", "bacr"):
-        load_method(resolve(changed(method=name)).method)
-        assert source_digest(name) is None
+        assert load_method(resolve(changed(method=name)).method).source_digest is None
 
 
 @pytest.mark.parametrize("sections", [{}, {"rollout": {"group_size": 1}}, {"method": "json.tool"}])

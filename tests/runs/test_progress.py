@@ -300,6 +300,28 @@ def test_a_full_disk_is_reported_and_not_taken_for_a_lost_reader():
         Progress(stream=Full()).print_line("hello")
 
 
+def test_a_stream_without_isatty_gets_plain_lines():
+    """Scripts replace sys.stdout by objects that only write and flush."""
+
+    class Log:
+        text = ""
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    log = Log()
+    Progress(stream=log).print_line("hello")
+    assert log.text == "hello\n"
+
+
+def test_a_process_without_stdout_prints_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    Progress().print_line("hello")
+
+
 class TestTerminal:
     def test_each_phase_leaves_one_line_and_messages_stay(self):
         output, code = on_terminal()

@@ -1,5 +1,7 @@
 """What is read off a study's configs: how arms train, and which rows are one problem."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,12 @@ def test_held_out_accuracy_at_other_budgets_than_the_tables_is_a_warning(tmp_pat
             f"{names} (eval.budgets), but the tables have the budgets 8, 64"
         ]
     assert list(held_out_warnings(study.tasks[0], budgets)) == expected
+
+
+def test_budget_0_is_in_no_mean_and_causes_no_warning(tmp_path):
+    study, _, _ = planned(tmp_path)
+    task = dataclasses.replace(study.tasks[0], budgets=(0, 8, 64))
+    assert list(held_out_warnings(task, [[8, 64]])) == []
 
 
 def test_an_arm_that_is_not_run_is_no_reference(tmp_path):

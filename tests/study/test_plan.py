@@ -294,8 +294,8 @@ def test_a_run_is_evaluated_at_the_truncation_points_of_its_arm(tmp_path, arm, o
         ("method: bacr, conditioning.budget_input: prompt", True),
         ("method: bacr, conditioning.budget_input: none", False),
         *((f"method: {name}, cuts.count: 1", False) for name in ("grpo", "rloo", "dler")),
-        ("method: selfbudgeter, cuts.count: 1", True),
-        ("method: selfbudgeter, cuts.count: 1, eval.budget_tag: declared", False),
+        # Its budget is a tag in the response.
+        ("method: selfbudgeter, cuts.count: 1", False),
     ],
 )
 def test_a_swap_is_evaluated_if_the_policy_receives_its_budget(tmp_path, keys, is_swapped):

@@ -382,6 +382,12 @@ def test_a_key_that_distinguishes_arms_is_refused_on_the_command_line(
         assert study.overrides == (override,)
 
 
+def _sweep_settings(path, arm):
+    """Returns the config keys of every value of an arm's sweep."""
+    sweep = read_study(path).sweep_of(arm)
+    return list(sweep.settings.values()) if sweep else []
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 @pytest.mark.parametrize(
     "override", ["optimizer.learning_rate=1e-3", "train.steps=3", "rollout.temperature=0.9"]
@@ -392,6 +398,9 @@ def test_a_key_of_the_command_line_reaches_all_runs_of_a_shipped_study(path, ove
         study = read_study(path, overrides=[override])
     except UserError as error:
         assert str(error).startswith(f"command line: {key}: found ") and "these arms" in str(error)
+        arms = read_study(path).arms
+        keys = [settings for arm in arms for settings in (arm.set, *_sweep_settings(path, arm))]
+        assert any(settings.get(key) for settings in keys)
         return
     for task in study.tasks:
         for arm in study.arms:

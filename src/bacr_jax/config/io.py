@@ -220,6 +220,14 @@ def _entries_of(parsed: Iterable[Parsed]) -> list[Entry]:
     return [entry for document in parsed for entry in entries(document, sections)]
 
 
+def overridden_keys(override: str) -> list[str]:
+    """Returns the keys that an override sets: several if its value is a section.
+
+    Unknown keys are included.
+    """
+    return [entry.key for entry in _entries_of([parse_override(override)])]
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Returns only the values that a YAML file sets, keyed by dotted name.
 

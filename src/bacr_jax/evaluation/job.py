@@ -54,6 +54,7 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.files import write_json, write_lines
+from bacr_jax.methods.registry import make_method
 from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
 from bacr_jax.prompts.formats import PromptFormat
@@ -384,7 +385,8 @@ def prepare(
     positions = positions_of_model(config.model, limits, tokenizer)
     style = saved.style or trained_style(resolve(config).method)
     if swap:
-        check_swap(config, style)
+        method = make_method(resolve(config).method)
+        check_swap(config.eval, config.conditioning, method, style)
         truncated = swap_settings(config.eval, greedy=greedy)
     sets = load_sets(resolve(config).task, tokenizer, split=split, train=train, style=style)
     check_length(limits, tokenizer, style, positions, sets)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.config import BudgetConfig, Config, EvalConfig, ModelConfig
+from bacr_jax.config import BudgetConfig, ConditioningConfig, EvalConfig, ModelConfig
 from bacr_jax.config.derived import largest_evaluated
-from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import declaration
 from bacr_jax.evaluation.samples import evaluated_budgets, swap_budgets
-from bacr_jax.methods.registry import make_method
+from bacr_jax.methods.method import Method
 from bacr_jax.prompts.encoding import suffix_length
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
@@ -67,46 +66,44 @@ def check_labels(sets: Sequence[str], evaluation: EvalConfig, labels: Path | Non
         )
 
 
-def receives_budget(config: Config, style: PromptFormat) -> bool:
-    """True if the policy receives each budget of an evaluation as input.
+def receives_budget(conditioning: ConditioningConfig, method: Method) -> bool:
+    """True if the policy receives its budget as an embedding or in the prompt.
 
-    It receives the budget as an embedding, in the prompt, or as a tag at the beginning of its
-    response. `conditioning.budget_input` alone is not sufficient, because methods such as GRPO
-    ignore the value `embedding`.
-
-    Args:
-      config: config of the policy.
-      style: prompt format.
+    `conditioning.budget_input` alone is not sufficient, because methods such as GRPO ignore the
+    value `embedding`.
     """
-    if style.budget_close:
-        return config.eval.budget_tag == "given"
-    return config.conditioning.in_prompt or make_method(resolve(config).method).conditioned
+    return conditioning.in_prompt or method.conditioned
 
 
-def check_swap(config: Config, style: PromptFormat) -> None:
+def check_swap(
+    evaluation: EvalConfig, conditioning: ConditioningConfig, method: Method, style: PromptFormat
+) -> None:
     """Raises UserError if this policy can't be evaluated with --swap.
 
     --swap evaluates the policy with every pair of an input budget and a truncation point. This
-    requires a policy that receives a budget as input, and at least two budgets.
+    requires a policy that receives a budget as input or as a tag at the beginning of its response,
+    and at least two budgets.
 
     Args:
-      config: config of the evaluation.
+      evaluation: section `eval` of the config.
+      conditioning: section `conditioning` of the config.
+      method: training method of the policy.
       style: prompt format.
     """
-    if not receives_budget(config, style):
-        if not style.budget_close:
-            reason = f"conditioning.budget_input={config.conditioning.budget_input}"
-            if config.conditioning.embeds:
-                reason = f"method={config.method} has no budget embedding"
-            raise UserError(
-                f"--swap: this policy does not read its budget ({reason}), so a different budget "
-                "can't change its answers; leave out the option --swap"
-            )
+    if not style.budget_close and not receives_budget(conditioning, method):
+        reason = f"conditioning.budget_input={conditioning.budget_input}"
+        if conditioning.embeds:
+            reason = f"the method {method.name} has no budget embedding"
+        raise UserError(
+            f"--swap: this policy does not read its budget ({reason}), so a different budget can't "
+            "change its answers; leave out the option --swap"
+        )
+    if style.budget_close and evaluation.budget_tag == "declared":
         raise UserError(
             "--swap: with eval.budget_tag=declared, the policy chooses its own budget, so no "
             "other budget can be given to it; set eval.budget_tag=given"
         )
-    if len(swap_budgets(config.eval.budgets)) < 2:
+    if len(swap_budgets(evaluation.budgets)) < 2:
         raise UserError(
             "--swap: at least two budgets above 0 are needed to evaluate one with another; pass "
             "for example --budgets 512,1024"

@@ -74,13 +74,15 @@ def override_faults(
       reason: reason for which other keys are refused, for error messages.
     """
     for text in overrides:
-        key = _key_of(text)
-        if key.startswith(keys) or key not in config_io.schema():
+        if not is_run and _declares_budget(text):
             continue
-        if not is_run and _describes_budget_input(text):
-            continue
-        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.0)
-        yield f"{key} {reason}; override only keys such as {near[0]}"
+        for key in config_io.overridden_keys(text):
+            if key.startswith(keys) or key not in config_io.schema():
+                continue
+            if not is_run and key in BUDGET_INPUT_KEYS:
+                continue
+            near = difflib.get_close_matches(key, keys, n=1, cutoff=0.0)
+            yield f"{key} {reason}; override only keys such as {near[0]}"
 
 
 def server_faults(overrides: Sequence[str], option: str) -> Iterator[str]:
@@ -91,30 +93,18 @@ def server_faults(overrides: Sequence[str], option: str) -> Iterator[str]:
       option: command-line option that selects the server.
     """
     for text in overrides:
-        key = _key_of(text)
-        if key in (*_DECODER_KEYS, *_SCHEDULE_KEYS, _MESH_KEY):
-            yield (
-                f"{key} has no effect with {option}, because the server computes the answers; "
-                "leave the key out, and set the server's own options instead"
-            )
+        for key in config_io.overridden_keys(text):
+            if key in (*_DECODER_KEYS, *_SCHEDULE_KEYS, _MESH_KEY):
+                yield (
+                    f"{key} has no effect with {option}, because the server computes the answers; "
+                    "leave the key out, and set the server's own options instead"
+                )
 
 
-def _key_of(override: str) -> str:
-    """Returns the key of an override of the form `key.sub=value`."""
-    return override.partition("=")[0].strip()
-
-
-def _describes_budget_input(override: str) -> bool:
-    """True if the override sets how the policy receives its budget.
-
-    This is the case for the keys in `BUDGET_INPUT_KEYS`, and for `method` if the policy of the new
-    method writes a budget at the beginning of each response.
-    """
+def _declares_budget(override: str) -> bool:
+    """True if the override is a method whose policy writes a budget before each response."""
     from bacr_jax.methods.registry import declares_budget
 
-    key = _key_of(override)
-    if key in BUDGET_INPUT_KEYS:
-        return True
-    return key == "method" and declares_budget(
+    return config_io.overridden_keys(override) == ["method"] and declares_budget(
         resolve(config_io.override(Config(), [override])).method
     )

@@ -207,6 +207,9 @@ class Method:
         not use are omitted. A different value in a config is reported as a departure, or rejected
         if the setting defines the method. Always empty for user-defined methods, even if they are
         derived from a built-in method.
+      source_digest: digest of the file of a user-defined method when it was imported. None for a
+        built-in method, and for a module whose code at the import is unknown. `make_method` sets
+        it.
     """
 
     name: str
@@ -232,6 +235,7 @@ class Method:
     read_answers: Callable[[Sequence[Sequence[str]]], dict[str, Any]] | None = None
     rejection_sft: RejectionSFT | None = None
     published: Mapping[str, Published] = field(default_factory=dict)
+    source_digest: str | None = None
 
     @functools.cached_property
     def num_cuts(self) -> int:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -28,9 +29,8 @@ _NO_METHODS = (
     *("__init__", "bacr_settings", "budget_prior", "grpo_family", "method", "published"),
     *("registry", "reward_terms"),
 )
-# Digests of the source files of user-defined methods when they were last imported, keyed by the
-# value of `method`. None for a module without a file.
-_source_digests: dict[str, str | None] = {}
+# Digests of the files of modules with user-defined methods when they were imported, by module name.
+_module_digests: dict[str, str | None] = {}
 
 
 def built_in_methods() -> list[str]:
@@ -129,7 +129,7 @@ def advice(config: MethodSettings) -> list[str]:
     """
     if config.method not in built_in_methods():
         return []
-    module = _module(config.method)
+    module, _ = _module(config.method)
     if not hasattr(module, "advice"):
         return []
     return list(module.advice(config))
@@ -150,7 +150,7 @@ def problems(config: MethodSettings) -> Iterator[str]:
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
         return
-    module = _module(config.method)
+    module, _ = _module(config.method)
     method_problems = list(module.problems(config)) if hasattr(module, "problems") else []
     if method_problems:
         yield from method_problems
@@ -221,7 +221,8 @@ def make_method(config: MethodSettings) -> Method:
         return a `Method`, or if dynamic sampling is combined with asynchronous rollouts.
     """
     name = config.method
-    make = getattr(_module(name), "make", None)
+    module, digest = _module(name)
+    make = getattr(module, "make", None)
     if not callable(make):
         raise UserError(
             f"method: {name!r} does not define the function make(config), which returns a Method; "
@@ -242,7 +243,7 @@ def make_method(config: MethodSettings) -> Method:
     if is_built_in:
         return method
     # A user-defined method can be derived from a built-in method but is not the published method.
-    return dataclasses.replace(method, published={})
+    return dataclasses.replace(method, published={}, source_digest=digest)
 
 
 def _name_problems(name: str) -> Iterator[str]:
@@ -282,43 +283,40 @@ def _suggestion(name: str) -> str:
     return f"one of {', '.join(choices)}"
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> tuple[ModuleType, str | None]:
     """Imports the module of a method.
+
+    Returns:
+      The module, and the digest of the code that was imported: None for a built-in method, and for
+      a module that was imported elsewhere before, because its file may have changed since.
 
     Raises:
       UserError: If the module cannot be imported or raises an error during import.
     """
-    module_path = f"bacr_jax.methods.{name}" if name in built_in_methods() else name
+    is_built_in = name in built_in_methods()
+    module_path = f"bacr_jax.methods.{name}" if is_built_in else name
+    was_imported = module_path in sys.modules
     try:
         if name.endswith(".py"):
+            # A file is executed again each time.
             module = module_of_file("method", name)
-        else:
-            importing = functools.partial(importlib.import_module, module_path)
-            module = guarded("method", name, "the import", importing)
+            return module, _digest_of_file(module)
+        importing = functools.partial(importlib.import_module, module_path)
+        module = guarded("method", name, "the import", importing)
     except (ImportError, SyntaxError) as error:
         raise UserError(
             f"method: {name!r} can't be imported ({error}); use one of "
             f"{', '.join(built_in_methods())}, or the path of a Python file with a function "
             "make(config)"
         ) from None
-    if name not in built_in_methods():
-        _source_digests[name] = _digest_of_file(module)
-    return module
+    if is_built_in:
+        return module, None
+    if not was_imported:
+        _module_digests[name] = _digest_of_file(module)
+    return module, _module_digests.get(name)
 
 
 def _digest_of_file(module: ModuleType) -> str | None:
     """Returns the digest of a module's source file, or None for a module without a file."""
     file = Path(getattr(module, "__file__", None) or "")
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else None
-
-
-def source_digest(name: str) -> str | None:
-    """Returns the digest of a user-defined method's file at the time of its last import.
-
-    The file is not read again, because it may have been edited after the import. Returns None for
-    a built-in method, a module without a file, and a method that has not been imported.
-
-    Args:
-      name: value of `method`.
-    """
-    return _source_digests.get(name)

@@ -158,8 +158,9 @@ class _Output:
         self.encoding = getattr(stream, "encoding", None)
 
     def isatty(self) -> bool:
-        """True if the stream is a terminal."""
-        return self._stream.isatty()
+        """True if the stream is a terminal. A stream without this method is none."""
+        isatty = getattr(self._stream, "isatty", None)
+        return isatty is not None and isatty()
 
     def write(self, text: str) -> None:
         """Writes a text."""
@@ -204,7 +205,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         # its output stream reports that it is a terminal, although it does not move a cursor.
         is_notebook = type(file).__module__.partition(".")[0] == "ipykernel"
         self._console = Console(
-            file=cast(IO[str], _Output(file)),
+            # A process without stdout prints nothing.
+            file=None if file is None else cast(IO[str], _Output(file)),
             highlight=False,
             force_jupyter=False,
             force_terminal=False if is_notebook else None,

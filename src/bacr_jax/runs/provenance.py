@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
-from bacr_jax.methods.registry import source_digest
 from bacr_jax.questions.question_set import QuestionSet
 
 
@@ -61,12 +60,6 @@ def _eval_fingerprints(entries: Sequence[str], evaluated: Sequence[QuestionSet])
     return fingerprints
 
 
-def _method_fingerprints(method: str) -> dict[str, str]:
-    """Returns the digest of a user-defined method's file, keyed by config key and value."""
-    digest = source_digest(method)
-    return {} if digest is None else {f"method={method}": digest}
-
-
 def provenance(
     values: Mapping[str, Any],
     fingerprint: str,
@@ -75,6 +68,7 @@ def provenance(
     evaluated: Sequence[QuestionSet] = (),
     verifiers: Mapping[str, str] | None = None,
     prompts: Mapping[str, str] | None = None,
+    method_digest: str | None = None,
 ) -> dict[str, Any]:
     """Returns the provenance of a checkpoint, serializable as JSON.
 
@@ -88,7 +82,9 @@ def provenance(
         config key and value (`Verifier.named`). None without verifiers.
       prompts: digests of the prompts, from `TaskData.prompt_fingerprints`. None to record no
         digests.
+      method_digest: digest of the file of a user-defined method (`Method.source_digest`).
     """
+    key = f"method={values['method']}"
     return {
         "seed": values["seed"],
         "config": json.loads(json.dumps(values)),
@@ -96,7 +92,7 @@ def provenance(
         "data_fingerprint": data_fingerprint(questions),
         "evaluated_fingerprints": _eval_fingerprints(values["data.eval"], evaluated),
         "verifier_fingerprints": dict(verifiers or {}),
-        "method_fingerprints": _method_fingerprints(values["method"]),
+        "method_fingerprints": {key: method_digest} if method_digest else {},
         "prompt_fingerprints": dict(prompts or {}),
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},

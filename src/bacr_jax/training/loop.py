@@ -234,6 +234,7 @@ class Trainer:
             [questions.set for questions in self.task_data.eval.values()],
             self.task_data.verifier_digests,
             self.task_data.prompt_fingerprints,
+            self.method.source_digest,
         )
         return {
             "step": step,
@@ -454,8 +455,8 @@ class Trainer:
         """
         if self.evaluations.has(when, step):
             return
-        # A phase for each kind, because evaluations during training may use fewer questions.
-        self.on_phase(f"evaluation {when}", step)
+        # Evaluations during training have a phase of their own: they may use fewer questions.
+        self.on_phase("evaluation during training" if when == "during" else "evaluation", step)
         failures_before = self.task_data.grader.counters()
         graded_before = self.task_data.shown_to_verifiers()
         results = self._evaluate_sets(self.run.params(state.train), step, when)
@@ -501,8 +502,7 @@ class Trainer:
         for name, questions in self.evaluated_sets(when).items():
             config = self.config.eval
             if name == HOLDOUT:
-                # Use all questions, because a subset would depend on the seed. Decode greedily,
-                # because the result selects the best checkpoint.
+                # All questions and greedy, because the result selects the best checkpoint.
                 config = dataclasses.replace(config, size=None, samples=0)
             with (
                 self.progress.phase(f"evaluation {when}, {name}", 1, first) as phase,

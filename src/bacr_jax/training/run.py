@@ -238,7 +238,9 @@ def plain_rollout(
     Supervised stages use it to sample from a policy that has no trained budget module yet.
     """
     budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
-    spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
+    # Not limited to the traces of an iteration, because there can be more prompts.
+    slots = run.config.rollout.slots or run.policy.rollout.slots
+    spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1, slots=slots)
     return generate(
         run.policy.decode_params(params, plain=True),
         prompts,
