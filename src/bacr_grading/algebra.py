@@ -495,9 +495,9 @@ def _substitute(part: Any, values: dict[Any, Any]) -> Any:
         sides = [side if side == _IMAGINARY else _substitute(side, values) for side in part.args]
         return part.func(*sides, evaluate=False)
     if isinstance(part, _COMPOUND):
-        members = [
-            _substitute(member, values) for member in getattr(part, "_unsorted_args", part.args)
-        ]
+        # Sets and chains of latex2sympy keep their written order in this attribute.
+        ordered = getattr(part, "_unsorted_args", part.args)
+        members = [_substitute(member, values) for member in ordered]
         return part.func(*members, evaluate=False)
     if part.has(Relational):
         raise ValueError("a relation inside of an expression with i")

@@ -85,8 +85,8 @@ class Policy:
         Raises:
           UserError: if an argument is invalid.
         """
-        samples = _whole("samples", samples)
-        seed = _whole("seed", seed)
+        samples = _integer("samples", samples)
+        seed = _integer("seed", seed)
         if samples < 1:
             raise UserError(f"samples={samples} is too small; use 1 or more samples per question")
         default_temperature = 0.0
@@ -108,7 +108,7 @@ class Policy:
                 "temperature=1.0, or samples=1"
             )
         return self._session.ask(
-            _texts("questions", questions),
+            _strings("questions", questions),
             budgets,
             samples=samples,
             temperature=temperature,
@@ -144,7 +144,7 @@ class Policy:
                 f"budget: found {len(budgets)} budgets ({names}); call logprobs once per budget"
             )
         return self._session.score(
-            _texts("questions", questions), _items("responses", responses), budgets[0]
+            _strings("questions", questions), _items("responses", responses), budgets[0]
         )
 
     def _budgets(self, budget: Budget | Sequence[Budget]) -> tuple[int | None, ...]:
@@ -167,8 +167,8 @@ def _items(name: str, argument: Any) -> list[Any]:
     return list(argument)
 
 
-def _texts(name: str, argument: Any) -> list[str]:
-    """Returns the items of an argument that is a string or a sequence of strings."""
+def _strings(name: str, argument: Any) -> list[str]:
+    """Converts a string or a sequence of strings to a list, or raises UserError."""
     items = _items(name, argument)
     for item in items:
         if not isinstance(item, str):
@@ -176,15 +176,15 @@ def _texts(name: str, argument: Any) -> list[str]:
     return items
 
 
-def _whole(name: str, argument: Any) -> int:
-    """Returns an argument that is a whole number as a Python integer."""
+def _integer(name: str, argument: Any) -> int:
+    """Converts an argument to a Python integer, or raises UserError."""
     with contextlib.suppress(TypeError):
         return operator.index(argument)
     raise UserError(f"{name}={shown(argument)}: use a whole number")
 
 
 def _number(name: str, argument: Any) -> float:
-    """Returns an argument that is a number as a Python float."""
+    """Converts an argument to a Python float, or raises UserError."""
     with contextlib.suppress(TypeError, ValueError):
         if not isinstance(argument, str):
             return float(argument)

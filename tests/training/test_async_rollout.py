@@ -107,15 +107,21 @@ def test_sampling_and_learning_overlap_and_the_clock_says_so(straight):
     assert "time/overlap" not in metrics[-1]
 
 
-def test_a_resumed_run_learns_from_the_batch_that_was_in_hand(made, straight, tmp_path):
+def resumed_at_2(made, folder):
+    """Returns the metrics of two steps, and the run and the state restored after them."""
     run, state = start(made)
     state, before = steps(run, state, 0, 2)
-    with_batch = Checkpoints(tmp_path / "checkpoints", keep=1)
-    with_batch.save(2, state, {})
-    with_batch.wait()
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1)
+    checkpoints.save(2, state, {})
+    checkpoints.wait()
     again, like = start(made)
-    _, state, _ = with_batch.restore(like, 2)
-    with_batch.close()
+    _, state, _ = checkpoints.restore(like, 2)
+    checkpoints.close()
+    return before, again, state
+
+
+def test_a_resumed_run_learns_from_the_batch_that_was_in_hand(made, straight, tmp_path):
+    before, again, state = resumed_at_2(made, tmp_path)
     assert state.prefetched.is_sampled
     state, after = steps(again, state, 2, STEPS)
     assert again.sample.asked == [(2, False)]
@@ -158,14 +164,7 @@ def test_stages_follow_the_tokens_before_each_batch_also_ahead_and_resumed(tmp_p
     )  # fmt: skip
     run, state = start(made)
     state, straight = steps(run, state, 0, 6)
-    run, state = start(made)
-    state, before = steps(run, state, 0, 2)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    checkpoints.save(2, state, {})
-    checkpoints.wait()
-    run, like = start(made)
-    _, state, _ = checkpoints.restore(like, 2)
-    checkpoints.close()
+    before, run, state = resumed_at_2(made, tmp_path)
     _, after = steps(run, state, 2, 6)
     assert of_the_run(before + after) == of_the_run(straight)
     tokens = [0, *(int(metrics["rollout/tokens_total"]) for metrics in straight[:-1])]
