@@ -70,8 +70,8 @@ class Workload:
       rest_tokens: number of tokens by which micro-batches of shorter traces can be larger, if they
         are formed by tokens.
       scored: number of forward passes over all traces that only compute log-probabilities:
-        old and reference ones, and those before and after an update whose KL divergence is limited
-        by optimizer.max_update_kl. Passes over a part of the traces count as fractions.
+        old and reference ones, and those after an update whose KL divergence is limited by
+        optimizer.max_update_kl. Passes over a part of the traces count as fractions.
       prompt: padded prompt length in tokens.
       thinking: padded thinking length in tokens: the largest budget plus the grace window.
       draw: returns the expected lengths of the traces. It reads the training data if available.
@@ -352,8 +352,8 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     update_rows = rows // train.minibatches
     bound_passes = 0.0
     if config.optimizer.max_update_kl is not None:
-        # Some traces of each update are scored before and after it.
-        bound_passes = 2 * min(MEASURED_TRACES / update_rows, 1.0)
+        # Some traces of each update are scored after it.
+        bound_passes = min(MEASURED_TRACES / update_rows, 1.0)
     old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
     reference_passes = 1 if config.loss.kl_coef > 0 else 0
     if config.distill.coef > 0:

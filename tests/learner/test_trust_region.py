@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.config import TrainConfig
-from bacr_jax.learner import trust_region
+from bacr_jax.learner import trust_region, updates
 from bacr_jax.learner.batch import only_rows
 from bacr_jax.learner.train_step import init_state, score_batch
 from bacr_jax.learner.trust_region import (
@@ -195,6 +195,25 @@ def test_micro_batches_without_tokens_do_not_hide_a_large_step(batch, split, mon
         assert float(metrics["policy/update_kl"]) > 0.0, kept
 
 
+@pytest.mark.parametrize("split", [{"micro_batch_rows": 1}, BY_TOKENS, PADDING_FREE])
+def test_a_step_within_the_bound_has_one_more_pass_and_a_shortened_one_two(
+    batch, split, monkeypatch
+):
+    """The pass of the gradients gives the scores before the step."""
+    passes = []
+
+    def counted(*args, **settings):
+        passes.append(args)
+        return score_batch(*args, **settings)
+
+    monkeypatch.setattr(updates, "score_batch", counted)
+    monkeypatch.setattr(trust_region, "MEASURED_TRACES", 1)
+    updated(batch, 10.0, optax.sgd(1.0), **split)
+    assert len(passes) == 1
+    _, metrics = updated(batch, BOUND, optax.sgd(1.0), **split)
+    assert float(metrics["policy/update_scale"]) < 1.0 and len(passes) >= 3
+
+
 def test_a_bound_that_no_step_meets_changes_nothing_but_two_metrics(batch):
     tx = optax.adam(1e-4)
     whole, metrics = updated(batch, None, tx, minibatches=2)
@@ -242,35 +261,42 @@ def test_of_a_policy_with_a_frozen_base_only_the_trained_part_is_shortened(batch
 
 
 SHARDED = """
-import dataclasses
+import dataclasses, itertools
 import jax, numpy as np, optax
 from bacr_jax import parallel
 from bacr_jax.config import TrainConfig
+from bacr_jax.learner import trust_region
 from bacr_jax.learner.updates import Updates
 from learner_world import RULES, SPEC, make_batch_by_hand, state_of
 
-batch = jax.tree.map(lambda x: np.concatenate([np.asarray(x)] * 2), make_batch_by_hand())
+batch = jax.tree.map(lambda x: np.concatenate([np.asarray(x)] * 4), make_batch_by_hand())
 tx = optax.sgd(1.0)
 start = jax.tree.map(np.asarray, state_of())
 found = []
-for sizes in ((1, 1, 1), (1, 8, 1), (2, 4, 1)):
+# A part of the micro-batches is measured in the second case.
+cases = (({}, trust_region.MEASURED_TRACES), ({"micro_batch_rows": 8}, 1))
+for (split, trust_region.MEASURED_TRACES), sizes in itertools.product(
+    cases, ((1, 1, 1), (1, 8, 1), (2, 4, 1))
+):
     mesh = parallel.make_mesh(
         parallel.MeshShape(*sizes, 1), jax.devices()[: int(np.prod(sizes))]
     )
     state = parallel.place(start, parallel.shardings(start, mesh))
     allowed = parallel.place(np.asarray(RULES.allowed_tokens), parallel.replicated(mesh))
     update = Updates(
-        dataclasses.replace(SPEC, mesh=mesh), TrainConfig(minibatches=1), tx, tx, allowed, 1e-3
+        dataclasses.replace(SPEC, mesh=mesh), TrainConfig(minibatches=1, **split), tx, tx,
+        allowed, 1e-3,
     )
     after, metrics = update(state, batch)
     where = jax.tree.map(lambda x: x.sharding, after.policy)
     assert where == parallel.shardings(after.policy, mesh), where
     found.append((jax.tree.map(np.asarray, after.policy), jax.tree.map(float, metrics)))
-for policy, metrics in found:
+for index, (policy, metrics) in enumerate(found):
+    one_device = found[index // 3 * 3]
     assert metrics["policy/update_scale"] < 1.0
     for name in ("policy/update_kl", "policy/update_scale"):
-        np.testing.assert_allclose(metrics[name], found[0][1][name], rtol=1e-3)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), policy, found[0][0])
+        np.testing.assert_allclose(metrics[name], one_device[1][name], rtol=1e-3)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), policy, one_device[0])
 print("fine")
 """
 

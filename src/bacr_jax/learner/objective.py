@@ -331,6 +331,25 @@ def objective(
       The loss and the metrics of this part. Summed over all parts, they equal the loss and the
       metrics of the batch.
     """
+    loss, metrics, _ = objective_and_scores(
+        policy, value_head, minibatch, normalizers, allowed_tokens, spec=spec
+    )
+    return loss, metrics
+
+
+def objective_and_scores(
+    policy: Params,
+    value_head: Params | None,
+    minibatch: Minibatch,
+    normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
+    *,
+    spec: LearnerSpec,
+) -> tuple[Float[Array, ""], Metrics, TokenScores]:
+    """Computes `objective`, and also returns the scores of the tokens under the policy.
+
+    The scores are constants for differentiation.
+    """
     batch = minibatch.batch
     reference = minibatch.reference
     scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
@@ -374,4 +393,5 @@ def objective(
         **policy_metrics,
         **value_metrics,
     }
-    return jnp.asarray(total), jax.lax.stop_gradient(metrics)
+    metrics, scores = jax.lax.stop_gradient((metrics, scores))
+    return jnp.asarray(total), metrics, scores

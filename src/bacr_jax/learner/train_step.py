@@ -22,7 +22,7 @@ from bacr_jax.learner.objective import (
     Minibatch,
     head_features,
     loss_normalizers,
-    objective,
+    objective_and_scores,
 )
 from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.learner.token_scores import TokenScores, score_tokens
@@ -132,26 +132,45 @@ def gradients(
       frozen: parameters of the policy that are not trained. None if all are trained.
       spec: static settings of the learner.
     """
+    grads, _ = gradients_and_scores(
+        state, minibatch, normalizers, allowed_tokens, frozen, spec=spec
+    )
+    return grads
 
-    def differentiate(rows: Minibatch, spec: LearnerSpec) -> Gradients:
-        def loss(policy: Params, head: Params | None) -> tuple[Array, Metrics]:
+
+def gradients_and_scores(
+    state: TrainState,
+    minibatch: Minibatch,
+    normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
+    frozen: Params | None = None,
+    *,
+    spec: LearnerSpec,
+) -> tuple[Gradients, TokenScores]:
+    """Computes `gradients`, and also returns the scores of the tokens under the policy."""
+
+    def differentiate(rows: Minibatch, spec: LearnerSpec) -> tuple[Gradients, TokenScores]:
+        def loss(policy: Params, head: Params | None) -> tuple[Array, tuple[Metrics, TokenScores]]:
             all_params = {**(frozen or {}), **policy}
-            return objective(all_params, head, rows, normalizers, allowed_tokens, spec=spec)
+            value, metrics, scores = objective_and_scores(
+                all_params, head, rows, normalizers, allowed_tokens, spec=spec
+            )
+            return value, (metrics, scores)
 
         differentiated = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        (_, metrics), grads = differentiated(state.policy, state.head)
+        (_, (metrics, scores)), grads = differentiated(state.policy, state.head)
         policy, value_head = constrain(grads, spec.mesh)
-        return Gradients(policy, value_head, metrics)
+        return Gradients(policy, value_head, metrics), scores
 
     if copies.num_copies(spec) == 1:
         return differentiate(minibatch, spec)
     copy_spec = dataclasses.replace(spec, row_axes=("fsdp",))
     rows_of_copies = copies.split(minibatch, spec)
-    grads = jax.vmap(lambda rows: differentiate(rows, copy_spec), spmd_axis_name="data")(
+    grads, scores = jax.vmap(lambda rows: differentiate(rows, copy_spec), spmd_axis_name="data")(
         rows_of_copies
     )
     metrics = jax.tree.map(lambda x: x.sum(0), grads.metrics)
-    return dataclasses.replace(grads, metrics=metrics)
+    return dataclasses.replace(grads, metrics=metrics), _joined_parts(scores, spec)
 
 
 def apply_update(
@@ -228,6 +247,57 @@ def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
     return constrain_rows(jax.tree.map(split_leaf, rows), spec.mesh, axis=1)
 
 
+def _joined_parts(scores: TokenScores, spec: LearnerSpec) -> TokenScores:
+    """Joins the first two axes of scores [parts, B / parts, ...], which is the inverse of a split.
+
+    The traces of the result are sharded over devices.
+    """
+    joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scores)
+    return constrain_rows(joined, spec.mesh)
+
+
+def _train_step(
+    state: TrainState,
+    minibatch: Minibatch,
+    allowed_tokens: Bool[Array, "V"],
+    frozen: Params | None = None,
+    *,
+    spec: LearnerSpec,
+    policy_tx: optax.GradientTransformation,
+    head_tx: optax.GradientTransformation,
+    micro_batches: int = 1,
+    update_policy: Bool[Array, ""] | bool = True,
+) -> tuple[TrainState, Metrics, TokenScores]:
+    """Takes the step of `train_step_and_scores`. Called inside jit."""
+    normalizers = loss_normalizers(minibatch.batch, spec=spec)
+
+    def differentiate(rows: Minibatch) -> tuple[Gradients, TokenScores]:
+        return gradients_and_scores(state, rows, normalizers, allowed_tokens, frozen, spec=spec)
+
+    def add(total: Gradients, rows: Minibatch) -> tuple[Gradients, TokenScores]:
+        grads, scores = differentiate(rows)
+        return jax.tree.map(jnp.add, total, grads), scores
+
+    if micro_batches == 1:
+        grads, scores = differentiate(minibatch)
+    else:
+        split = _split(minibatch, micro_batches, spec)
+        first = jax.tree.map(lambda x: x[0], split)
+        zeros = no_gradients(state, first, normalizers, allowed_tokens, frozen, spec=spec)
+        grads, scores_of_parts = jax.lax.scan(add, zeros, split)
+        scores = _joined_parts(scores_of_parts, spec)
+    state, metrics = apply_update(
+        state,
+        grads,
+        spec=spec,
+        policy_tx=policy_tx,
+        head_tx=head_tx,
+        update_policy=update_policy,
+        has_tokens=normalizers.has_tokens,
+    )
+    return state, metrics, scores
+
+
 @functools.partial(
     jax.jit, static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"), donate_argnums=(0,)
 )
@@ -258,30 +328,27 @@ def train_step(
     Returns:
       The new state and the metrics of the update.
     """
-    normalizers = loss_normalizers(minibatch.batch, spec=spec)
-
-    def differentiate(rows: Minibatch) -> Gradients:
-        return gradients(state, rows, normalizers, allowed_tokens, frozen, spec=spec)
-
-    def add(total: Gradients, rows: Minibatch) -> tuple[Gradients, None]:
-        return jax.tree.map(jnp.add, total, differentiate(rows)), None
-
-    if micro_batches == 1:
-        grads = differentiate(minibatch)
-    else:
-        split = _split(minibatch, micro_batches, spec)
-        first = jax.tree.map(lambda x: x[0], split)
-        zeros = no_gradients(state, first, normalizers, allowed_tokens, frozen, spec=spec)
-        grads, _ = jax.lax.scan(add, zeros, split)
-    return apply_update(
+    new_state, metrics, _ = _train_step(
         state,
-        grads,
+        minibatch,
+        allowed_tokens,
+        frozen,
         spec=spec,
         policy_tx=policy_tx,
         head_tx=head_tx,
+        micro_batches=micro_batches,
         update_policy=update_policy,
-        has_tokens=normalizers.has_tokens,
     )
+    return new_state, metrics
+
+
+# Does the same as `train_step`, and also returns the scores of the tokens under the policy before
+# the step.
+train_step_and_scores = jax.jit(
+    _train_step,
+    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"),
+    donate_argnums=(0,),
+)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",), donate_argnums=(0,))
@@ -302,6 +369,24 @@ def accumulate(
     """
     added = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
     return jax.tree.map(jnp.add, grads, added)
+
+
+@functools.partial(jax.jit, static_argnames=("spec",), donate_argnums=(0,))
+def accumulate_and_score(
+    grads: Gradients,
+    state: TrainState,
+    minibatch: Minibatch,
+    normalizers: LossNormalizers,
+    allowed_tokens: Bool[Array, "V"],
+    frozen: Params | None = None,
+    *,
+    spec: LearnerSpec,
+) -> tuple[Gradients, TokenScores]:
+    """Does the same as `accumulate`, and also returns the scores of the tokens under the policy."""
+    added, scores = gradients_and_scores(
+        state, minibatch, normalizers, allowed_tokens, frozen, spec=spec
+    )
+    return jax.tree.map(jnp.add, grads, added), scores
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -355,8 +440,7 @@ def score_batch(
     if micro_batches == 1:
         return score(batch)
     scores = jax.lax.map(score, _split(batch, micro_batches, spec))
-    scores = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scores)
-    return constrain_rows(scores, spec.mesh)
+    return _joined_parts(scores, spec)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))

@@ -20,7 +20,12 @@ from bacr_jax.learner.token_scores import TokenScores
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.types import Params
 
+# Function that takes an optimizer step. Its arguments are the state, whose buffers it may donate,
+# and False to leave the policy unchanged.
 Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
+# The same, with the scores of the sampled tokens under the policy before the step, one entry per
+# micro-batch. The forward pass of the gradients has computed them.
+ScoringStep = Callable[[TrainState, bool], tuple[TrainState, Metrics, Sequence[TokenScores]]]
 # Function that maps trained parameters to the log-probabilities of the sampled tokens, with one
 # entry per micro-batch.
 Scorer = Callable[[Params], Sequence[TokenScores]]
@@ -190,15 +195,15 @@ def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
     }
 
 
-def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
+def bounded(step: ScoringStep, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
     """Wraps an optimizer step so that KL(old policy || new policy) is at most `SLACK` x `bound`.
 
     Only the step of the policy is shortened. The value head and the optimizer moments are always
-    updated with the full step. The wrapper needs two additional forward passes over `parts`, one
-    before and one after the step, and another pass each time the step is shortened.
+    updated with the full step. The wrapper needs one additional forward pass over `parts`, and
+    another pass each time the step is shortened.
 
     Args:
-      step: the optimizer step. It may donate the buffers of its state.
+      step: the optimizer step. Its scores are those of `parts`.
       score: function that computes the log-probabilities of the traces in `parts`.
       parts: traces on which the KL divergence is measured, as micro-batches on their devices.
       bound: value of `optimizer.max_update_kl`, in nats per token.
@@ -206,12 +211,11 @@ def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> 
 
     def limited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
         if not update_policy:
-            state, metrics = step(state, update_policy)
+            state, metrics, _ = step(state, update_policy)
             return state, _measured(metrics, 0.0, 1.0)
         # Copy the parameters, because the step donates them.
         before = jax.tree.map(lambda x: x.copy(), state.policy)
-        old_scores = score(before)
-        state, metrics = step(state, update_policy)
+        state, metrics, old_scores = step(state, update_policy)
         policy, kl, scale = shortened(
             before, state.policy, lambda new: mean_kl(old_scores, score(new), parts), bound
         )

@@ -9,14 +9,14 @@ numbers of tokens, and a program is called for each micro-batch. `training/stage
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.batch import Batch
@@ -30,12 +30,14 @@ from bacr_jax.learner.train_step import (
     Gradients,
     TrainState,
     accumulate,
+    accumulate_and_score,
     apply_gradients,
     no_gradients,
     score_batch,
     train_step,
+    train_step_and_scores,
 )
-from bacr_jax.learner.trust_region import Step, bounded, measured_micro_batches
+from bacr_jax.learner.trust_region import ScoringStep, Step, bounded, measured_micro_batches
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
 from bacr_jax.types import Params
@@ -61,6 +63,13 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 def _has_tokens(batch: Batch) -> Bool[np.ndarray, "B"]:
     """Returns a mask on the host that is True for traces with sampled tokens."""
     return (np.asarray(batch.sampled) > 0) | (np.asarray(batch.answered) > 0).any(axis=1)
+
+
+# Inside jit, because several processes can't index an array that they share otherwise.
+@jax.jit
+def _scores_of_rows(scores: TokenScores, rows: Int[Array, "R"]) -> TokenScores:
+    """Returns the scores of some traces, given by their indices."""
+    return jax.tree.map(lambda x: x[rows], scores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +195,8 @@ class Updates:
                 scored = self._scored(micro_batch, earlier)
                 if self.max_update_kl is not None:
                     self._score(policy, scored.batch, 1)
-                jax.block_until_ready(self._sum_gradients(state, [scored], normalizers, frozen))
+                grads, _ = self._sum_gradients(state, [scored], normalizers, frozen)
+                jax.block_until_ready(grads)
             report(len(programs), len(programs))
 
     def _num_scored(self) -> int:
@@ -267,27 +277,33 @@ class Updates:
         size = part.trunk.shape[0]
         num_parts = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, earlier, num_parts)
+        inputs = (minibatch, self.allowed_tokens, frozen)
+        settings = {"micro_batches": num_parts, **self._optimizers()}
 
-        def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            return train_step(
-                state,
-                minibatch,
-                self.allowed_tokens,
-                frozen,
-                micro_batches=num_parts,
-                update_policy=update_policy,
-                **self._optimizers(),
-            )
+        def unlimited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
+            return train_step(state, *inputs, update_policy=update_policy, **settings)
 
         if self.max_update_kl is None:
-            return step
+            return unlimited
         rows_of_parts = np.arange(size).reshape(num_parts, -1)
         has_tokens = _has_tokens(part)
         chosen = measured_micro_batches([int(has_tokens[rows].sum()) for rows in rows_of_parts])
+        rows = rows_of_parts[chosen].ravel()
+        is_subset = len(chosen) < num_parts
         measured = minibatch.batch
-        if len(chosen) < num_parts:
-            rows = rows_of_parts[chosen].ravel()
+        if is_subset:
             measured = self._placed(jax.tree.map(lambda x: x[rows], part))
+
+        def step(
+            state: TrainState, update_policy: bool
+        ) -> tuple[TrainState, Metrics, list[TokenScores]]:
+            state, metrics, scores = train_step_and_scores(
+                state, *inputs, update_policy=update_policy, **settings
+            )
+            if is_subset:
+                scores = _scores_of_rows(scores, rows)
+            return state, metrics, [scores]
+
         return self._bounded(step, [measured], self.max_update_kl, frozen, len(chosen))
 
     def _step_by_tokens(self, part: Batch, earlier: Earlier, frozen: Params | None) -> Step:
@@ -299,26 +315,34 @@ class Updates:
         normalizers = _normalizers(part, spec=self.spec)
         micro_batches = list(self._micro_batches(part))
         scored = [self._scored(rows, earlier) for rows in micro_batches]
+        traces = [int(_has_tokens(rows).sum()) for rows in micro_batches]
+        chosen = measured_micro_batches(traces)
 
-        def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            grads = self._sum_gradients(state, scored, normalizers, frozen)
-            return apply_gradients(
+        def step(
+            state: TrainState, update_policy: bool
+        ) -> tuple[TrainState, Metrics, list[TokenScores]]:
+            grads, scores = self._sum_gradients(state, scored, normalizers, frozen, keep=chosen)
+            state, metrics = apply_gradients(
                 state,
                 grads,
                 update_policy=update_policy,
                 has_tokens=normalizers.has_tokens,
                 **self._optimizers(),
             )
+            return state, metrics, scores
+
+        def unlimited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
+            state, metrics, _ = step(state, update_policy)
+            return state, metrics
 
         if self.max_update_kl is None:
-            return step
-        traces = [int(_has_tokens(rows).sum()) for rows in micro_batches]
-        measured = [scored[index].batch for index in measured_micro_batches(traces)]
+            return unlimited
+        measured = [scored[index].batch for index in chosen]
         return self._bounded(step, measured, self.max_update_kl, frozen)
 
     def _bounded(
         self,
-        step: Step,
+        step: ScoringStep,
         rows: Sequence[Batch],
         bound: float,
         frozen: Params | None,
@@ -327,7 +351,7 @@ class Updates:
         """Limits how far an optimizer step may move the policy.
 
         Args:
-          step: function that takes an optimizer step.
+          step: function that takes an optimizer step and returns the scores of `rows` before it.
           rows: traces of the minibatch, as arrays on their devices. The KL divergence between the
             policies before and after the step is measured on them.
           bound: maximum KL divergence, in nats per token.
@@ -369,19 +393,31 @@ class Updates:
         parts: list[Minibatch],
         normalizers: LossNormalizers,
         frozen: Params | None,
-    ) -> Gradients:
+        keep: Collection[int] = (),
+    ) -> tuple[Gradients, list[TokenScores]]:
         """Sums the gradients of all micro-batches of an update.
 
         Args:
           parts: the micro-batches, with scores under earlier policies.
           normalizers: denominators of the losses, computed on all micro-batches together.
           frozen: parameters of the policy that are not trained. None if all are trained.
+          keep: indices of the micro-batches whose scores are returned.
+
+        Returns:
+          The gradients, and the scores of the chosen micro-batches under the policy of `state`. No
+          scores are returned if the KL divergence of updates is not limited.
         """
         constants = (normalizers, self.allowed_tokens, frozen)
         grads = no_gradients(state, parts[0], *constants, spec=self.spec)
-        for part in parts:
-            grads = accumulate(grads, state, part, *constants, spec=self.spec)
-        return grads
+        kept_scores = []
+        for index, part in enumerate(parts):
+            if self.max_update_kl is None:
+                grads = accumulate(grads, state, part, *constants, spec=self.spec)
+                continue
+            grads, scores = accumulate_and_score(grads, state, part, *constants, spec=self.spec)
+            if index in keep:
+                kept_scores.append(scores)
+        return grads, kept_scores
 
 
 @jax.jit
