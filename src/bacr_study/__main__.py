@@ -175,23 +175,23 @@ def warnings_of(study: Study, runs: Sequence[PlannedRun]) -> list[str]:
 def check_inputs(study: Study, runs: Sequence[PlannedRun]) -> None:
     """Checks that the models and data sets of all untrained runs can be loaded.
 
-    Also checks that the evaluation sets have problems of the tasks' hard levels. Called before the
-    first run starts, so that a missing input is reported immediately.
+    Also checks that the runs can be evaluated after training (`check_evaluation`). Called before
+    the first run starts, so that a missing input is reported immediately.
 
     Args:
       study: the study.
       runs: the runs whose results are missing.
 
     Raises:
-      UserError: with one line for every model or data set that is missing or unreadable, or
-        without hard problems.
+      UserError: with one line for every model or data set that is missing or unreadable, and for
+        every task that can't be evaluated.
     """
     import jax
 
     from bacr_jax.runs.folder import run_path
     from bacr_jax.training import initialize
     from bacr_jax.training.checks import begun_data, with_available_sets, with_local_model
-    from bacr_study.configured import check_hard_levels
+    from bacr_study.configured import check_evaluation
 
     def check_run(config: Config) -> None:
         """Raises a `UserError` if the model or a data set of the config cannot be loaded."""
@@ -211,9 +211,11 @@ def check_inputs(study: Study, runs: Sequence[PlannedRun]) -> None:
     faults = faults_of(*checks)
     if faults:
         raise UserError(*faults)
-    # The evaluation sets depend only on the task and the data.
-    run_of_data = {(run.task, repr(run.config.data)): run for run in runs}
-    checks = [functools.partial(check_hard_levels, study, run) for run in run_of_data.values()]
+    # The evaluation depends only on the task, the model and the data.
+    run_of_inputs = {}
+    for run in runs:
+        run_of_inputs[run.task, repr((run.config.model, run.config.data))] = run
+    checks = [functools.partial(check_evaluation, study, run) for run in run_of_inputs.values()]
     faults = faults_of(*checks)
     if faults:
         raise UserError(*dict.fromkeys(faults))

@@ -1,7 +1,7 @@
 """Collects information about a study's runs that is not part of their stored results (cells).
 
 This covers a few config keys of each arm (a method with its settings), and the problems in
-generated data sets. The module also checks, before a run, that its evaluation has hard problems.
+generated data sets. The module also checks, before a run, that it can be evaluated afterwards.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import DataConfig
+from bacr_jax.config import Config, DataConfig
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import subset
@@ -20,6 +20,8 @@ from bacr_jax.methods.published import given_by
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.missing import without_missing
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.runs import setup
+from bacr_jax.training.checks import with_local_model
 from bacr_study.cells import Cell, ids_digest
 from bacr_study.items import budget_list
 from bacr_study.plan import PlannedRun
@@ -150,6 +152,39 @@ def _evaluated_questions(name: str, data: DataConfig, evaluation: Evaluation) ->
     questions = load_questions(name, data, evaluation.seed, "test")
     rows = subset(len(questions), evaluation.size, evaluation.seed)
     return questions.take(rows)
+
+
+def check_evaluation(study: Study, run: PlannedRun) -> None:
+    """Checks, before a run is trained, that its evaluation will find what it needs.
+
+    The sets of `tasks.ID.data` can be read, the budgets of the task fit into the positions of the
+    model, and there are problems of the task's hard levels.
+
+    Raises:
+      UserError: if one of these conditions is not met.
+    """
+    task = study.task(run.task)
+    for name in task.data:
+        try:
+            load_questions(name, run.config.data, study.evaluation.seed, "test")
+        except UserError as error:
+            raise UserError(f"tasks.{task.id}.data: {error}") from None
+    _check_positions(task, run.config)
+    check_hard_levels(study, run)
+
+
+def _check_positions(task: Task, config: Config) -> None:
+    """Raises UserError if the largest budget of a task exceeds the positions of its model."""
+    model = with_local_model(config.model, download=False)
+    tokenizer = setup.run_tokenizer(config.data, model)
+    rows = setup.vocabulary_rows(model, len(tokenizer))
+    positions = setup.model_shape(model, rows).max_positions
+    largest = max(task.budgets)
+    if largest + config.budget.grace >= positions:
+        raise UserError(
+            f"tasks.{task.id}.budgets: found {largest}, but the model has only {positions} "
+            "positions for prompt, thinking and answer together; use smaller budgets"
+        )
 
 
 def check_hard_levels(study: Study, run: PlannedRun) -> None:

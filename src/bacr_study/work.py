@@ -32,7 +32,7 @@ from bacr_jax.runs.folder import RunPaths, lock_when_free, open_run
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_jax.runs.saved_policy import read_config
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
-from bacr_study.configured import check_hard_levels
+from bacr_study.configured import check_evaluation
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
@@ -85,9 +85,9 @@ def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
       The exit code; see `run_one`.
 
     Raises:
-      UserError: if the results would lack the problems of the task's hard levels.
+      UserError: if the run can't be evaluated after training (`check_evaluation`).
     """
-    check_hard_levels(study, run)
+    check_evaluation(study, run)
     config = run.study_folder / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))

@@ -11,6 +11,7 @@ from bacr_jax.questions.ledger import make_problems
 from bacr_study.cells import ids_digest
 from bacr_study.configured import (
     SHOWN,
+    check_evaluation,
     check_hard_levels,
     configured,
     held_out_budgets,
@@ -158,6 +159,26 @@ def test_a_subset_without_problems_of_the_hard_levels_is_refused(tmp_path):
             continue
         with pytest.raises(UserError, match="evaluated problems of ledger have levels [1-4]"):
             check_hard_levels(study, runs[0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "budgets: [8, 40000]",
+            "tasks.plain.budgets: found 40000, but the model has only 32768 positions for prompt, "
+            "thinking and answer together; use smaller budgets",
+        ),
+        ("budgets: [8], data: [ledger, 'gsm8k:nowhere.jsonl']", "tasks.plain.data: "),
+    ],
+)
+def test_what_only_the_evaluation_needs_is_checked_before_training(tmp_path, keys, message):
+    study, runs, _ = planned(tmp_path, text=STUDY.replace("budgets: [8, 64]", keys, 1))
+    with pytest.raises(UserError) as refused:
+        check_evaluation(study, runs[0])
+    assert str(refused.value).startswith(message) and len(refused.value.lines) == 1
+    study, runs, _ = planned(tmp_path)
+    check_evaluation(study, runs[0])
 
 
 def test_levels_of_their_own_are_a_set(tmp_path):

@@ -168,6 +168,19 @@ def test_hard_levels_that_no_problem_has_are_refused_before_training(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("mode", [[], ["--only", "0"]])
+def test_budgets_beyond_the_positions_are_refused_before_training(
+    tmp_path, capsys, monkeypatch, mode
+):
+    monkeypatch.setattr(train, "main", lambda argv: pytest.fail("trained"))
+    monkeypatch.setattr(command_line.schedule, "run_all", lambda *_: pytest.fail("trained"))
+    arguments = study(tmp_path, *mode)
+    write_study(tmp_path, STUDY.replace("budgets: [8, 64]", "budgets: [8, 40000]", 1))
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert "tasks.plain.budgets: found 40000" in printed and printed.count("\n") == 1
+
+
 def written(folder, text, monkeypatch, drawn):
     """Returns the cells that a finished run writes for samples by set."""
     two, (run, *_), _ = planned(folder, "seeds=[0]", text=text)
