@@ -400,8 +400,7 @@ class Server:
             # The prefix cache still contains keys and values computed with the old weights.
             await self.ask("/reset_prefix_cache", {})
             await self.ask("/update_weight_version", {"new_version": version})
-            reply = await self.ask("/weight_info", None)
-            reported = reply.get("weight_version") if isinstance(reply, dict) else None
+            reported = await self.weight_version()
             if reported != version:
                 raise EngineError(
                     f"{self.url}: the server reports weights of version {reported!r:.40} after "
@@ -418,6 +417,15 @@ class Server:
                 f"{self.url}: the server could not load the weights in {folder} ({refused}); "
                 "check that it can read this folder"
             ) from None
+
+    async def weight_version(self) -> Any:
+        """Returns the name of the weights that were loaded last, or None if none is reported.
+
+        Raises:
+          EngineError: for the reasons listed in the class docstring.
+        """
+        reply = await self.ask("/weight_info", None)
+        return reply.get("weight_version") if isinstance(reply, dict) else None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
         """Tokenizes a prompt on the server.

@@ -80,6 +80,9 @@ class Local(Server):
 
     connect = find
 
+    async def weight_version(self):
+        return self.loaded[-1]
+
     async def load(self, folder, version):
         if self.params is None or not self.stale:
             self.params = WRITTEN[folder]
@@ -196,7 +199,7 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
     said = []
     want = rolled(world, fleet(world, [Local(world)], tmp_path))
     servers = [Local(world), Local(world, "http://two", dies_after=3)]
-    made = fleet(world, servers, tmp_path, print_line=said.append)
+    made = fleet(world, servers, tmp_path, print_line=said.append, name="run")
     same(rolled(world, made), want)
     assert said == [
         "WARNING, rollout.urls: http://two: no server responds at this address; 1 of 2 servers "
@@ -205,7 +208,7 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
     # It is asked again with the next weights.
     servers[1].dies_after = None
     same(rolled(world, made, version=1), want)
-    assert servers[1].loaded == ["0", "1"] and len(made.alive) == 2
+    assert servers[1].loaded == ["run-0", "run-1"] and len(made.alive) == 2
 
 
 def test_without_a_server_the_run_is_to_be_saved(world, tmp_path):
@@ -215,12 +218,12 @@ def test_without_a_server_the_run_is_to_be_saved(world, tmp_path):
 
 def test_weights_go_out_once_a_version_and_old_ones_are_removed(world, tmp_path):
     server = Local(world)
-    made = fleet(world, [server], tmp_path)
+    made = fleet(world, [server], tmp_path, name="run")
     # Of a process that was killed while it wrote.
     (tmp_path / ".version-7.a1b2c3").mkdir()
     for version in (0, 0, 1):
         rolled(world, made, version)
-    assert server.loaded == ["0", "1"]
+    assert server.loaded == ["run-0", "run-1"]
     assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
 
 
@@ -230,6 +233,32 @@ def test_a_server_that_keeps_its_old_weights_is_an_error(world, tmp_path):
     other = {**world.params, "embed": world.params["embed"] * 1.1}
     with pytest.raises(UserError, match="does not sample with the weights that it received"):
         rolled(world, made, 1, params=other)
+
+
+def test_two_runs_on_one_server_are_an_error_of_the_run_that_lost_its_weights(world, tmp_path):
+    server = Local(world)
+    first = fleet(world, [server], tmp_path / "first", name="first")
+    second = fleet(world, [server], tmp_path / "second", name="second")
+    message = (
+        "rollout.urls: http://one reports weights of version 'second-0', but this run has loaded "
+        "version 'first-0', so another run uses the same server; use different servers for each run"
+    )
+    rolled(world, first)
+    rolled(world, second)
+    # Before the next rollout.
+    with pytest.raises(UserError) as refused:
+        first.load(world.params, 0)
+    assert str(refused.value) == message
+    # During a rollout.
+    prompts, rows = rows_of()
+    setup = SamplingSetup(world.spec(), make_rules(), sampling_params(0.0), world.phi_of)
+    with pytest.raises(UserError) as refused:
+        first.generate(prompts, rows, jax.random.key(3), setup, Callbacks())
+    assert str(refused.value) == message
+
+
+def test_runs_have_different_names_on_servers(world, tmp_path):
+    assert len({fleet(world, [], tmp_path).name for _ in range(3)}) == 3
 
 
 def nudged(params, by):

@@ -8,6 +8,7 @@ servers.
 import asyncio
 import dataclasses
 import functools
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,8 @@ class Fleet:
       lock: open lock file of `folder`. It prevents a second run from deleting the versions of this
         run.
       version: version of the weights that the servers have loaded. None if unknown.
+      name: name of this run on the servers, random by default. Versions of two runs that use the
+        same server by mistake differ in it.
       alive: servers that are not lost.
     """
 
@@ -118,6 +121,7 @@ class Fleet:
     print_line: Callable[[str], None]
     lock: TextIO | None = None
     version: int | None = None
+    name: str = field(default_factory=functools.partial(secrets.token_hex, 4))
     alive: list[Server] = field(default_factory=list)
     # Sum of the thinking limits (tokens) of all traces that a server is sampling, by server URL.
     _load: dict[str, int] = field(default_factory=dict)
@@ -139,7 +143,9 @@ class Fleet:
         callbacks: Callbacks,
     ) -> Rollout:
         """Samples a rollout with the servers; see `SampleTraces.generate`."""
-        return ask(prompts, rows, key, setup, callbacks, self._sample_row)
+        rollout = ask(prompts, rows, key, setup, callbacks, self._sample_row)
+        self._check_versions(callbacks.poll)
+        return rollout
 
     async def _sample_row(self, asked: AskedRow) -> AnsweredRow:
         """Samples a trace with the least loaded server. If that server is lost, tries another one.
@@ -205,9 +211,45 @@ class Fleet:
           ServersLost: all servers are lost.
           UserError: a server samples with wrong weights, or the folder is not writable.
         """
-        if self.version != version:
+        if self.version == version:
+            self._check_versions(poll)
+        else:
             self._send(params, version, poll)
         self._check(params, version, poll)
+
+    def _version_name(self, version: int) -> str:
+        """Returns the name of a version of the weights that servers report."""
+        return f"{self.name}-{version}"
+
+    def _check_versions(self, poll: Poll) -> None:
+        """Checks that the servers still have the weights that this run sent to them.
+
+        Another learner that uses the same server replaces them, and both would then train on
+        samples of the other policy.
+
+        Raises:
+          UserError: a server has the weights of another run.
+        """
+        assert self.version is not None
+        expected = self._version_name(self.version)
+        servers = list(self.alive)
+        work = [self._reported_version(server) for server in servers]
+        versions = asyncio.run(together(work, len(work), poll))
+        for server, reported in zip(servers, versions):
+            if server in self.alive and reported != expected:
+                raise UserError(
+                    f"rollout.urls: {server.url} reports weights of version {reported!r:.40}, but "
+                    f"this run has loaded version {expected!r}, so another run uses the same "
+                    "server; use different servers for each run"
+                )
+
+    async def _reported_version(self, server: Server) -> Any:
+        """Returns the version of a server's weights. Marks the server as lost if it has failed."""
+        try:
+            return await server.weight_version()
+        except EngineError as error:
+            self._lose(server, error)
+            return None
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
         """Writes the weights to a folder, makes all servers load it, and deletes older folders."""
@@ -289,7 +331,7 @@ class Fleet:
     async def _push(self, server: Server, path: Path, version: int) -> None:
         """Makes a server load the weights. A server that fails to load them is marked as lost."""
         try:
-            await server.load(str(path.absolute()), str(version))
+            await server.load(str(path.absolute()), self._version_name(version))
             # Connect after loading, because a server whose previous learner died while loading
             # weights does not respond to any other request until it has loaded weights.
             if server.url not in self._connected:
