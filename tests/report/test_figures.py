@@ -209,3 +209,14 @@ class TestMeanOverSteps:
         assert curves(charts["sampled"])["other"].y == pytest.approx([27.0])
         assert charts["greedy"].note == "budgets: 8, 16"
         assert set(curves(charts["greedy"])) == {"other"}
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(1, [1]), (4, [4]), (5, [4, 1]), (8, [4, 4])])
+def test_the_budgets_of_many_difficulty_groups_take_several_rows(groups, rows):
+    record = {"step": 1}
+    for group in range(groups):
+        record |= {f"budget/{name}_{group}": 8.0 for name in ("p10", "median", "p90")}
+    drawn = figures._budget_rows([record])
+    assert [len(row) for row in drawn] == rows
+    titles = [chart.title for row in drawn for chart in row]
+    assert titles == [f"Sampled budgets, difficulty group {group}" for group in range(groups)]

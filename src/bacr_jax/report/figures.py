@@ -160,13 +160,17 @@ def draw_run(run: RunData) -> None:
             draw(f"evaluation_{short_name}", title, _step_rows, evaluations)
 
 
+def _in_rows(charts: Sequence[Chart], per_row: int) -> list[list[Chart]]:
+    """Splits charts into rows of at most `per_row` charts."""
+    return [list(charts[start : start + per_row]) for start in range(0, len(charts), per_row)]
+
+
 def _training_rows(run: RunData) -> list[list[Chart]]:
-    charts = training_charts(run.metrics, run.config.budget.prior)
-    return [charts[start : start + 3] for start in range(0, len(charts), 3)]
+    return _in_rows(training_charts(run.metrics, run.config.budget.prior), 3)
 
 
 def _budget_rows(records: Sequence[Mapping[str, Any]]) -> list[list[Chart]]:
-    return [budget_charts(records)]
+    return _in_rows(budget_charts(records), 4)
 
 
 def _step_rows(evaluations: Sequence[tuple[int, Summary]]) -> list[list[Chart]]:
