@@ -67,6 +67,29 @@ def test_a_best_checkpoint_that_has_declined_is_warned_of(requested):
     )
 
 
+def test_a_last_checkpoint_that_has_declined_is_warned_of_on_each_set():
+    ruined = DECLINED["declines"]
+    sets = {"ledger": ruined, "train_holdout": ruined, "gsm8k:x": []}
+    for best, requested in ((NOTHING, None), (HEALTHY, "newest"), (None, 30)):
+        warnings = [
+            line
+            for line in step_lines(ChosenStep(RUN, 30, 30, requested, best, sets))
+            if line.startswith("WARNING")
+        ]
+        assert warnings == [
+            "WARNING, step 30: worse than before training on Ledger: greedy at 48: accuracy 55.8 "
+            "to 0.0 %",
+            "WARNING, step 30: worse than before training on train_holdout (validation, not a test "
+            "set): greedy at 48: accuracy 55.8 to 0.0 %",
+        ]
+    # The selection set is named once.
+    lines = list(step_lines(ChosenStep(RUN, 30, 30, None, {**DECLINED, "step": 30}, sets)))
+    assert [line.partition(" on ")[2].partition(":")[0] for line in lines[1:]] == [
+        "train_holdout (validation, not a test set)",
+        "Ledger",
+    ]
+
+
 def test_a_finished_run_names_its_best_checkpoint():
     assert best_note(HEALTHY) == (
         f"the best checkpoint is step 20 ({WHY} 63.2 %); export, evaluate, generate and serve take "

@@ -100,3 +100,21 @@ def test_a_damaged_best_json_is_refused_where_it_would_choose(run, damaged):
 def test_a_run_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match="contains no finished checkpoint yet; wait until"):
         choose_step(tmp_path)
+
+
+def test_the_last_checkpoint_has_the_declines_of_the_evaluation_after_training(run):
+    declines = {"ledger": BEST["declines"], "gsm8k:x": []}
+    summary = RunPaths(run).summary
+    assert choose_step(run).declines_at_end == {}
+    write_json(summary, {"steps": 10, "declines": declines})
+    assert choose_step(run).declines_at_end == declines
+    assert choose_step(run, 2).declines_at_end == {}
+    for damaged in (
+        {"steps": 10},
+        {"steps": 10, "declines": {"ledger": [{"budget": "8"}]}},
+        {"steps": 10, "declines": {"ledger": ["8"]}},
+        {"steps": 10, "declines": {"ledger": None}},
+        {"steps": 10, "declines": 3},
+    ):
+        write_json(summary, damaged)
+        assert choose_step(run).declines_at_end == {}

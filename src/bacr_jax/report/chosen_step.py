@@ -1,6 +1,6 @@
 """Describes in one line which checkpoint a command uses, and which checkpoint of a run is best."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bacr_jax.config.cli import BEST, NEWEST
@@ -24,29 +24,35 @@ def describe_best(best: Mapping[str, Any]) -> str:
     return f"{text}, worst budget {budget_name(worst['budget'])}: {change}"
 
 
-def declines_of(best: Mapping[str, Any]) -> list[Decline]:
-    """Returns the results of the best checkpoint that are worse than before training."""
-    return [
-        Decline(**{name: decline[name] for name in Decline._fields})
-        for decline in best.get("declines", [])
-    ]
+def declines_of(records: Iterable[Mapping[str, Any]]) -> list[Decline]:
+    """Converts entries of `declines` in best.json or summary.json."""
+    return [Decline(**{name: record[name] for name in Decline._fields}) for record in records]
 
 
 def step_lines(chosen: ChosenStep) -> Iterator[str]:
     """Yields a line with the selected checkpoint and the reason for its selection.
 
-    If the user passed a step number, this line is omitted. If the best checkpoint is worse than the
-    policy before training at any budget, a second line contains a warning.
+    If the user passed a step number, this line is omitted. Further lines contain warnings if the
+    checkpoint is the best one or the last one, and is worse than the policy before training at any
+    budget: one for each evaluation set.
     """
     if reason := _reason(chosen):
         yield printable(f"{chosen.folder}: step {chosen.step}, {reason}")
-    if not chosen.is_best or chosen.best is None:
-        return
-    if declines := declines_of(chosen.best):
-        yield printable(
-            f"WARNING, step {chosen.step}: the best checkpoint, yet worse than before training on "
-            f"{set_title(chosen.best['set'])}: {decline_text(declines)}"
-        )
+    warned_set = None
+    if chosen.is_best and chosen.best is not None:
+        declines = declines_of(chosen.best["declines"])
+        if declines:
+            warned_set = chosen.best["set"]
+            yield printable(
+                f"WARNING, step {chosen.step}: the best checkpoint, yet worse than before training "
+                f"on {set_title(warned_set)}: {decline_text(declines)}"
+            )
+    for name, records in chosen.declines_at_end.items():
+        if name != warned_set and records:
+            yield printable(
+                f"WARNING, step {chosen.step}: worse than before training on {set_title(name)}: "
+                f"{decline_text(declines_of(records))}"
+            )
 
 
 def _reason(chosen: ChosenStep) -> str:
@@ -81,6 +87,6 @@ def best_note(best: Mapping[str, Any] | None) -> str:
         f"the best checkpoint is step {best['step']} ({describe_best(best)}); export, evaluate, "
         "generate and serve take it"
     )
-    if declines := declines_of(best):
+    if declines := declines_of(best.get("declines", [])):
         return f"{note}, although it is worse than before training: {decline_text(declines)}"
     return note

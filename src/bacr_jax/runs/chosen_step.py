@@ -1,11 +1,11 @@
 """Selects the checkpoint of a run that a command uses: the best, the newest or a requested step.
 
-`evaluate`, `generate`, `export` and `bacr_jax.load` use this module. It reads only best.json and
-the names of the checkpoints. It neither opens nor evaluates a checkpoint.
+`evaluate`, `generate`, `export` and `bacr_jax.load` use this module. It reads only best.json,
+summary.json and the names of the checkpoints. It neither opens nor evaluates a checkpoint.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class ChosenStep:
         passed.
       best: content of best.json. None if the file is missing, or if it is damaged but was not
         needed.
+      declines_at_end: results of the evaluation after training that are worse than before, by
+        evaluation set, from summary.json. Empty if the checkpoint is not that of the last step.
     """
 
     folder: Path
@@ -34,6 +36,7 @@ class ChosenStep:
     newest: int
     requested: int | str | None = None
     best: Mapping[str, Any] | None = None
+    declines_at_end: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def is_best(self) -> bool:
@@ -79,7 +82,7 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
             f"--step {step}: {folder} contains no checkpoint of this step; use one of "
             f"{', '.join(map(str, steps))}"
         )
-    return ChosenStep(folder, step, newest, requested, best)
+    return ChosenStep(folder, step, newest, requested, best, _declines_at_end(paths, step))
 
 
 def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
@@ -102,6 +105,24 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
         ) from None
 
 
+def _declines_at_end(paths: RunPaths, step: int) -> dict[str, list[dict[str, Any]]]:
+    """Returns the declines in summary.json by evaluation set, if the run ended at this step.
+
+    The result is empty if the file is missing or damaged, because it is only used for a warning.
+    """
+    try:
+        summary = files.read_object(paths.summary)
+        if summary["steps"] != step:
+            return {}
+        declines = dict(summary["declines"])
+        for of_set in declines.values():
+            for decline in of_set:
+                _check_decline(decline)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return declines
+
+
 def _checked(best: dict[str, Any]) -> dict[str, Any]:
     """Validates the fields of best.json, and adds defaults for missing optional fields.
 
@@ -120,9 +141,7 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
     if worst is not None:
         _check_change(worst)
     for decline in declines:
-        _check_change(decline)
-        _check_type(decline["mode"], str)
-        _check_type(decline["measure"], str)
+        _check_decline(decline)
     return {
         "step": best["step"],
         "accuracy": best.get("accuracy"),
@@ -150,3 +169,10 @@ def _check_change(change: Any) -> None:
     _check_type(change["budget"], str)
     _check_share(change["before"])
     _check_share(change["after"])
+
+
+def _check_decline(decline: Any) -> None:
+    """Validates a record of a result that is worse than before training."""
+    _check_change(decline)
+    _check_type(decline["mode"], str)
+    _check_type(decline["measure"], str)

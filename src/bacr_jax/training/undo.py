@@ -149,7 +149,7 @@ class UpdateGuard:
     """Stores the state before the last update, and compares the traces before and after it."""
 
     def __init__(self, bounds: dict[str, float]) -> None:
-        """Creates a guard without a snapshot, so the first update of a run can't be undone.
+        """Creates a guard without a snapshot, so nothing can be undone before `keep` is called.
 
         Args:
           bounds: bounds that are set in `TrainConfig`, by their key.
