@@ -32,6 +32,9 @@ _HOLLOW = re.compile(r"[\s.…]*|\\[lc]?dots")
 _ONLY_GLUE = re.compile(r"(?:[^0-9A-Za-z]|\\q?quad(?![A-Za-z])){0,12}\Z")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _GSM8K_MARK = "####"
+# The mark before the answer of a solution: at the start of a line, or a separate word of a solution
+# whose line breaks were removed. A mark within a sentence, such as "base ####, 4", is not matched.
+_ANSWER_MARK = re.compile(r"^[^\S\n]*####(?!#)|(?<=\s)####(?=\s)", re.MULTILINE)
 
 _COMMAND_OR_TEXT = re.compile(
     r"\\(?:begin|end|text|mbox|mathrm|textbf|textit|textrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+"
@@ -313,18 +316,33 @@ def open_answer(text: str) -> Extracted:
 def reference_answer(text: str) -> str:
     """Extracts the answer from a reference, which may be a full solution.
 
-    The answer is the content of the last boxes. Without a box, it is the line after "####",
-    otherwise the last sentence of the form "final answer is ...", otherwise the whole reference.
+    The answer is the content of the last boxes. Without a box, it is the last line if this line is
+    marked by "####", otherwise the last sentence of the form "final answer is ...", otherwise the
+    whole reference.
     """
     box = last_box(text)
     if box is not None:
         return box_run(text, box, adjacent=True) or box.content
-    line = _marked_line(text)
-    if line is not None:
-        return line
+    mark = answer_mark(text)
+    if mark is not None:
+        return text[mark.end() :].strip()
     # Solutions written as prose contain math delimiters and state the answer in a sentence.
     stated_answer = last_sentence(FINAL, text) if has_delimiters(text) else None
     return stated_answer or text.strip()
+
+
+def answer_mark(text: str) -> re.Match[str] | None:
+    """Returns the "####" before the final answer of a solution, or None if missing.
+
+    The answer must be the last line of the solution, because "####" at the start of any other line
+    is a Markdown heading.
+    """
+    last = None
+    for mark in _ANSWER_MARK.finditer(text):
+        last = mark
+    if last is None or "\n" in text[last.end() :].strip():
+        return None
+    return last
 
 
 def _marked_line(text: str) -> str | None:

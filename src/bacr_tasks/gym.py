@@ -80,7 +80,7 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
 
     Raises:
       ValueError: if reasoning-gym is not installed, a name or value is invalid, the generator has
-        no short prompts, or its scorer was not reviewed.
+        no short prompts (or none with these values), or its scorer was not reviewed.
     """
     where = f"gym:{spec}"
     name, _, query = spec.partition("?")
@@ -101,6 +101,8 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
         )
     fields = _fields(where, query, config_class)
     dataset = _dataset(where, fields)
+    if short and form is not None:
+        form.check_fields(where, fields)
 
     def questions(split: Split) -> list[dict[str, Any]]:
         size = fields.get("size", SIZES[split])

@@ -12,7 +12,7 @@ and ends with the answer, after the last `=`:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Row = Any  # An object with the attributes question, answer and metadata.
@@ -35,11 +35,32 @@ class ShortForm:
         written so that they can be verified.
       answer: returns the answer in a shorter format, which the scorer also accepts, given the row's
         metadata. None to use the generator's answer.
+      minimums: minimum values of fields of the generator's config. With smaller values, a short
+        prompt does not determine its answer.
     """
 
     prompt: Callable[[Row], str]
     work: Callable[[Row, bool], list[str]]
     answer: Callable[[Mapping[str, Any]], str] | None = None
+    minimums: Mapping[str, int] = field(default_factory=dict)
+
+    def check_fields(self, where: str, fields: Mapping[str, Any]) -> None:
+        """Checks the fields of a generator's config for short prompts.
+
+        Args:
+          where: the full spec, including `gym:`. Error messages begin with it.
+
+        Raises:
+          ValueError: if a value is too small.
+        """
+        for name, minimum in self.minimums.items():
+            value = fields.get(name, minimum)
+            if value < minimum:
+                raise ValueError(
+                    f"{where}: with data.prompt_format=characters, the field {name!r} can't be "
+                    f"{value}, because short prompts then do not determine their answers; use "
+                    f"{minimum} or more"
+                )
 
     def trace(self, row: Row, style: str) -> str:
         """Returns the solution trace of a row in a given style.
@@ -349,7 +370,10 @@ def _sorting_answer(metadata: Mapping[str, Any]) -> str:
 SHORT = {
     "path_star": ShortForm(_path_prompt, _path_work),
     "count_bits": ShortForm(_bits_prompt, _bits_work),
-    "circuit_logic": ShortForm(_circuit_prompt, _circuit_work),
+    # The short prompt does not contain a gate with a single input, which may be a NAND or a NOR.
+    "circuit_logic": ShortForm(
+        _circuit_prompt, _circuit_work, minimums={"min_inputs": 2, "min_terms": 2}
+    ),
     "gcd": ShortForm(_gcd_prompt, _gcd_work),
     "chain_sum": ShortForm(_sum_prompt, _sum_work),
     "count_primes": ShortForm(_primes_prompt, _primes_work),

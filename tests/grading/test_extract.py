@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bacr_grading.extract import (
     STATED,
+    answer_mark,
     closed_answer,
     is_prose,
     last_box,
@@ -75,6 +76,42 @@ def test_in_a_reference_adjacent_boxes_are_one_list():
     assert reference_answer(r"\boxed{1}\boxed{2}") == "1, 2"
     assert reference_answer("2 + 2 = <<2+2=4>>4\n#### 4") == "4"
     assert reference_answer(" \\frac{1}{2} ") == "\\frac{1}{2}"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("2 + 2 = 4\n#### 4\n\n", "4"),
+        ("2 + 2 = 4\r\n  ####4\r\n", "4"),
+        ("2 + 2 = 4\n####\n4", "4"),
+        ("2 + 2 = 4 #### 4", "4"),
+        ("#### Step 1\nAdd.\n#### Answer\n#### 4", "4"),
+    ],
+)
+def test_a_marked_last_line_is_the_answer_of_a_reference(text, answer):
+    assert reference_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#### Step 1\nAdd 2 and 2.\n\n#### Conclusion\nThe total is **4**.",
+        "I restate it.\n\n#### Step 1\nIt is 4.",
+        "Add 2 and 2.\n#### 4\nCheck: 4 - 2 = 2.",
+        "In base ####, 4.",
+        "Add 2 and 2.\n##### Four",
+    ],
+)
+def test_a_heading_marks_no_answer_of_a_reference(text):
+    assert reference_answer(text) == text
+    assert answer_mark(text) is None
+
+
+def test_a_mark_is_found_in_linear_time():
+    begin = time.monotonic()
+    for text in ("####" * 200_000, "#### " * 200_000, (" " * 1000 + "\n") * 1000 + "####\nx\ny"):
+        answer_mark(text)
+    assert time.monotonic() - begin < 2
 
 
 def test_reports_also_read_the_thinking_and_the_hash_line():

@@ -406,3 +406,17 @@ def test_the_date_of_a_template_is_the_formats():
         UserError, match=r"^data.prompt_date=2024-02-29 has no effect, .* format 'ledger'"
     ):
         asked("ledger", prompt_date="2024-02-29")
+
+
+@pytest.mark.parametrize("template", [LLAMA, QWEN25], ids=["trims", "keeps"])
+@pytest.mark.parametrize("system", ["Be brief.\n", "\n  Be brief.\n\nBe kind. \n", "Be brief."])
+def test_a_template_may_trim_the_system_message(template, system):
+    head, _ = frame(templated(template), asked(system_prompt=system))
+    assert f"system\n{system.strip() if template is LLAMA else system}<|" in head
+
+
+@pytest.mark.parametrize("message", ["''", "m.content ~ m.content", "m.content | upper"])
+def test_a_template_that_changes_a_system_message_with_line_breaks_is_refused(message):
+    template = LLAMA.replace("m.content | trim", message + " if m.role == 'system' else m.content")
+    with pytest.raises(UserError, match="contains the system message [02] times"):
+        frame(templated(template), asked(system_prompt="Be brief.\n"))

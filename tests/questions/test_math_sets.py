@@ -179,6 +179,43 @@ class TestOwnTables:
             load(tmp_path, "jsonl", [{"my question": "Q"}], question_column="question")
 
 
+HEADINGS = (
+    "#### Step 1\nAdd 2 and 2.\n\n#### Step 2\nSo 4.",
+    "I restate it.\n\n#### Step 1\nIt is 4.",
+    "In base ####, 4.",
+    "#### Step 1: add. #### Step 2: so 4.\nDone.",
+)
+
+
+class TestHashes:
+    """Lines that begin with "####": answers as in GSM8K, and headings in Markdown."""
+
+    @pytest.mark.parametrize(
+        ("trace", "kept"),
+        [
+            *((text, text) for text in HEADINGS),
+            *((f"{text}\n  #### 4\n\n", text) for text in HEADINGS),
+            ("Add 2 and 2. #### 4", "Add 2 and 2. #### 4"),
+            ("#### 4", ""),
+        ],
+    )
+    def test_only_an_answer_in_the_last_line_is_removed_from_a_trace(self, tmp_path, trace, kept):
+        rows = [{"question": "2+2?", "answer": "4", "cot": trace}]
+        ((source, row),) = load(tmp_path, "jsonl", rows, num_groups=1, trace_column=("cot",)).rows
+        assert source.trace(row, "cot") == kept
+
+    @pytest.mark.parametrize("column", ["answer", "solution"])
+    def test_a_heading_in_a_worked_solution_is_no_answer(self, tmp_path, column):
+        rows = [{"question": "2+2?", column: text} for text in HEADINGS]
+        rows += [{"question": "1?", column: f"{HEADINGS[0]}\n#### 1"}]
+        found = load(tmp_path, "jsonl", rows, num_groups=1)
+        assert found.answers[-1] == "1"
+        # In the column `solution` only marked answers count, and in `answer` any text.
+        assert len(found) == (1 if column == "solution" else len(rows))
+        for text, answer in zip(HEADINGS, found.answers[:-1]):
+            assert answer.split() == text.removesuffix(".").split()
+
+
 class TestUnusableRows:
     def test_are_left_out_counted_and_listed(self, tmp_path):
         rows = [
@@ -348,15 +385,19 @@ def test_near_duplicates_prompts_and_rows_stay_together(tmp_path):
 
 
 def test_verbatim_answers_are_the_text_of_their_column(tmp_path):
+    tests = "    assert f(1) == 2\n    assert f(2) == 3\n"
     rows = [
         {"question": "Write f.", "answer": ["assert f() == 1", "assert f() > 0"]},
         {"question": "Say it.", "answer": " Kind, and \\boxed{short "},
-        {"question": "Say nothing.", "answer": ""},
+        {"question": "Write another f.", "answer": tests},
+        {"question": "Say nothing.", "answer": " \n"},
     ]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = DataConfig(dir=str(tmp_path), answers="verbatim", num_groups=1)
     found = load_questions("jsonl:own.jsonl", config, 0, "train")
-    assert found.answers == ['["assert f() == 1", "assert f() > 0"]', "Kind, and \\boxed{short"]
+    texts = ['["assert f() == 1", "assert f() > 0"]', " Kind, and \\boxed{short ", tests]
+    assert found.answers == texts
+    compile(f"def test():\n{found.answers[2]}", "tests", "exec")
     assert [row.reason for row in found.left_out] == ["no answer that could be graded"]
 
 

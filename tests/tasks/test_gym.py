@@ -44,6 +44,8 @@ RAISES = {"prime_factorization"}
         ),
         ("chain_sum?size=5&size=7", "'size' appears twice; keep only one of them"),
         ("aiw", "with data.prompt_format=characters, only the generators path_star"),
+        ("circuit_logic?min_inputs=1", "the field 'min_inputs' can't be 1, because short prompts"),
+        ("circuit_logic?min_terms=1", "'min_terms' can't be 1, because short prompts then do not"),
     ],
 )
 def test_what_can_not_be_made_is_refused_in_one_line(spec, fragment):

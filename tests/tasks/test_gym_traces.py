@@ -4,7 +4,7 @@ import pytest
 from reasoning_gym.factory import create_dataset
 
 from bacr_jax.config import DataConfig
-from bacr_jax.questions.characters import VOCABULARY
+from bacr_jax.questions.characters import TAGS, VOCABULARY
 from bacr_jax.questions.loaders import load_questions
 from bacr_tasks import gym_traces
 
@@ -33,12 +33,39 @@ def check(spec, size, styles=gym_traces.STYLES):
             trace = source.trace(row, style)
             answer = trace.rpartition("=")[2]
             assert answer == row.answer and dataset.score_answer(answer, item) == 1.0
+            assert not any(tag in trace for tag in TAGS)
             assert trace.startswith(gym_traces.MARKS[style] or "=") and known.issuperset(trace)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_traces_end_in_an_answer_that_the_scorer_accepts(spec):
     check(spec, 20 if spec == "count_primes" else 150)
+
+
+# Small sizes, with which many prompts are equal. Graphs of path_star are never so small.
+SMALL = {
+    "count_bits": "count_bits?max_n=99",
+    "circuit_logic": "circuit_logic?min_terms=2&max_terms=2&min_inputs=2&max_inputs=2",
+    "gcd": "gcd?max_value=9",
+    "chain_sum": "chain_sum?max_terms=2&max_digits=1&allow_negation=true",
+    "count_primes": "count_primes?max_n=20",
+    "letter_counting": "letter_counting?min_words=1&max_words=1",
+    "number_sorting": "number_sorting?max_numbers=3&max_value=4&min_value=0&max_decimals=0",
+}
+
+
+@pytest.mark.parametrize("spec", SMALL.values(), ids=SMALL)
+def test_a_short_prompt_determines_its_answer(spec):
+    found = load_questions(f"gym:{spec}&size=1000", SHORT, 0, "train")
+    answers = {}
+    for prompt, answer in zip(found.questions, found.answers):
+        answers.setdefault(prompt, set()).add(answer)
+    assert all(len(one) == 1 for one in answers.values()) and len(answers) < len(found)
+
+
+@pytest.mark.parametrize("field", ["min_inputs=1", "min_terms=1&max_terms=2"])
+def test_a_pretrained_model_reads_a_circuit_of_any_size(field):
+    assert load_questions(f"gym:circuit_logic?{field}&size=9", DataConfig(num_groups=1), 0, "test")
 
 
 @pytest.mark.slow

@@ -1,8 +1,15 @@
-"""Tests that `bacr train --check` trains nothing, and prints the next command."""
+"""Tests that `bacr train --check` trains nothing, and prints faults or the next command."""
+
+import json
 
 import pytest
 
+from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.train import main
+from bacr_jax.training.checks import check_inputs
+from bacr_jax.training.warmup_folder import warmup_fingerprint
+from methods_world import load
 
 
 def test_a_check_ends_with_the_runs_first_lines_and_the_next_command(tmp_path, capsys, monkeypatch):
@@ -25,3 +32,29 @@ def test_a_check_ends_with_the_runs_first_lines_and_the_next_command(tmp_path, c
         "next     bacr train --config quickstart data.ledger.train_size=64 'output.dir=runs/a b'",
     ]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_check_refuses_a_shared_warm_up_with_other_texts(tmp_path):
+    row = '{"question": "2+2", "answer": "4", "cot": "=4"}\n'
+    (tmp_path / "own.jsonl").write_text(row)
+    spec = f"jsonl:{tmp_path}/own.jsonl"
+    config = load(
+        tmp_path, None, f"data.train={spec}", f"data.eval=['{spec}']", "data.num_groups=1",
+        "data.prompt_format=characters", "data.trace_column=cot", "warmup.steps=3",
+        f"warmup.dir={tmp_path}/warm",
+    )  # fmt: skip
+    paths = WarmupPaths(tmp_path / "warm")
+    (paths.weights / "3").mkdir(parents=True)
+    identity = {"fingerprint": warmup_fingerprint(config)}
+    # A folder of an earlier version has no digest.
+    paths.identity.write_text(json.dumps(identity))
+    assert check_inputs(config, "auto", (), download=False)
+    for changes, says in (
+        ({"texts": "other"}, "a warm-up with other traces or answers than data.train has now"),
+        ({"fingerprint": "other", "texts": "other"}, "a warm-up with other settings"),
+    ):
+        paths.identity.write_text(json.dumps(identity | changes))
+        with pytest.raises(UserError) as refusal:
+            check_inputs(config, "auto", (), download=False)
+        (line,) = refusal.value.lines
+        assert line.startswith(f"warmup.dir={tmp_path}/warm contains {says}")

@@ -92,6 +92,7 @@ def warm(monkeypatch):
         plain = qwen2.init(jax.random.key(9), policy.learner.model)
         seen.update(place=place, plain=plain, accuracy=accuracy_of(plain))
         seen.update(settings=settings, first_batch=rest["batches"](0, False))
+        seen.update(texts_digest=rest["texts_digest"])
         return plain
 
     def evaluate(decoder, task_data, questions, key, **options):
@@ -124,6 +125,19 @@ def test_a_warm_up_is_measured_greedily_at_the_largest_budget_without_telling_it
     assert warm["accuracy"] == 0.25
     assert (warm["config"].budgets, warm["config"].samples) == ((12,), 0)
     assert warm["phi_of"] is warm["gates"] is warm["spec"].conditioning is None
+
+
+def test_a_warm_up_on_traces_records_their_digest(world, folder, warm, monkeypatch):
+    run, _ = world
+    run = changed(run, warmup={"steps": 5})
+    initial_state(run, folder, Progress(enabled=False))
+    # Batches of the ledger depend only on settings, which are part of the fingerprint.
+    assert warm["texts_digest"] is None
+    data_of = initialize._warmup_data
+    with_digest = lambda *inputs: dataclasses.replace(data_of(*inputs), texts_digest="abc")
+    monkeypatch.setattr(initialize, "_warmup_data", with_digest)
+    initial_state(run, folder, Progress(enabled=False))
+    assert warm["texts_digest"] == "abc"
 
 
 def test_the_seed_of_a_warm_up_decides_its_batches_and_its_measurement(world, folder, warm):

@@ -1,6 +1,7 @@
 """Tests the supervised examples of the warm-up, built from the traces of several kinds of data."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.task_data import build_task_data
+from bacr_jax.questions import splits
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.training.sft_batches import SftBatches
 from methods_world import load
-from thinking_world import small
+from thinking_world import R1_END, small
 
 SUMS = "gym:chain_sum?min_terms=2&max_terms=3&max_digits=1&size=200"
 SETTINGS = (
@@ -209,3 +211,103 @@ def test_a_table_without_traces_is_refused(tmp_path, rows, more, fragment):
 def test_lessons_that_can_not_be_given_are_refused(lessons_of, settings, fragment):
     with pytest.raises(UserError, match=fragment):
         lessons_of(*settings)
+
+
+GRADER = Path(__file__).parents[2] / "examples/own_data.py"
+VERBATIM = ("data.answers=verbatim", f"grader={GRADER}:check")
+
+
+def traced(**texts):
+    """A table with one complete question, and one whose texts are replaced."""
+    row = {"question": "2+2?", "answer": "4", "cot": "Two and two."}
+    return [row, row | {"question": "3+3?"} | texts]
+
+
+def table_of_characters(tmp_path, rows, *more):
+    """Lessons of a table in the tokens of a small model."""
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = (f"data.train=jsonl:{path}", f"data.eval=['jsonl:{path}']", "data.num_groups=1")
+    config = load(tmp_path, None, *SETTINGS, *sets, "data.trace_column=cot", *more)
+    tokenizer = own_tokenizer(config.data)
+    settings = resolve(config)
+    task_data = build_task_data(settings.task, tokenizer, len(tokenizer))
+    return SftBatches(settings.warmup, task_data), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokens", "form"), [("qwen3", "native"), ("qwen3", "think_answer"), ("r1", "native")]
+)
+@pytest.mark.parametrize(
+    ("texts", "what", "tag"),
+    [
+        ({"cot": "<think>\nSix.\n</think>\n\n6"}, "trace of jsonl-train-1 in the style cot",
+         "<think>"),
+        ({"cot": "Six.\n</think>\n\n6"}, "trace of jsonl-train-1 in the style cot", "</think>"),
+        ({"cot": "Six.END"}, "trace of jsonl-train-1 in the style cot", "END"),
+        ({"cot": "BEGINSix."}, "trace of jsonl-train-1 in the style cot", "BEGIN"),
+        ({"answer": "6END"}, "answer of jsonl-train-1", "END"),
+    ],
+)  # fmt: skip
+def test_texts_with_tags_or_control_tokens_are_refused(tmp_path, tokens, form, texts, what, tag):
+    end, begin = {"qwen3": ("<|im_end|>", "<|im_start|>"), "r1": (R1_END, "<｜User｜>")}[tokens]
+    spelled = lambda text: text.replace("END", end).replace("BEGIN", begin)
+    rows = traced(**{name: spelled(text) for name, text in texts.items()})
+    more = ("data.trace_column=cot", f"data.prompt_format={form}", *VERBATIM)
+    with pytest.raises(UserError) as refusal:
+        table_lessons(tmp_path, rows, "jsonl", tokens, *more)
+    assert str(refusal.value) == (
+        f"jsonl: the {what} contains {spelled(tag)!r}, which is a tag of the prompt format or a "
+        "control token; write only the text between the tags"
+    )
+
+
+@pytest.mark.parametrize("tag", ["<think>", "</think>", "</answer>", "<bos>", "<pad>"])
+def test_tags_of_a_small_model_are_refused(tmp_path, tag):
+    with pytest.raises(UserError, match=f"jsonl-train-1 in the style cot contains '{tag}', which"):
+        table_of_characters(tmp_path, traced(cot=f"3+3{tag}=6"))
+
+
+def test_blank_lines_and_opening_answer_tags_are_taught(tmp_path):
+    more = ("data.trace_column=cot", "data.prompt_format=native")
+    rows = traced(cot="Three.\n\nAnd <answer> three, a<b>c.")
+    lessons, tokenizer = table_lessons(tmp_path, rows, "jsonl", "qwen3", *more)
+    texts = [tokenizer.decode(row) for step in range(4) for row in lessons.batch(step)[0]]
+    assert any("And <answer> three, a<b>c.\n</think>" in text for text in texts)
+
+
+@pytest.mark.parametrize("character", ["\n", "\t", "√", "😀"])
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [("cot", "the trace of jsonl-train-1 in the style cot"), ("answer", "the answer of jsonl-")],
+)
+def test_texts_that_the_characters_lack_are_refused(tmp_path, character, column, what):
+    text = f"3+3{character}=6"
+    with pytest.raises(UserError) as refusal:
+        table_of_characters(tmp_path, traced(**{column: text}), *VERBATIM)
+    assert str(refusal.value).startswith(f"jsonl: {what}")
+    assert f"is {text!r}, which the tokenizer can't encode" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_traces_of_held_out_questions_are_checked_too(tmp_path):
+    rows = [{"question": f"{i}+1", "answer": f"{i + 1}", "cot": "="} for i in range(40)]
+    held_out = splits.held_out([row["question"] for row in rows], 256)
+    assert 0 < held_out.sum() < len(rows)
+    rows[int(np.flatnonzero(held_out)[0])]["cot"] = "√"
+    with pytest.raises(UserError, match="which the tokenizer can't encode"):
+        table_of_characters(tmp_path, rows)
+
+
+def test_blanks_around_a_verbatim_answer_are_not_taught(tmp_path):
+    lessons, tokenizer = table_of_characters(tmp_path, traced(answer=" 6 \n"), *VERBATIM)
+    texts = [text for step in range(4) for text, _ in examples(lessons, tokenizer, step)]
+    assert {text.partition("<answer>")[2] for text in texts} == {"4</answer>", "6</answer>"}
+
+
+def test_the_digest_of_the_texts_depends_on_traces_and_answers(tmp_path):
+    digest = lambda *rows: table_of_characters(tmp_path, rows)[0].texts_digest
+    one, other = traced()
+    assert digest(one, other) == digest(one, other)
+    changed = [other | {"cot": "3 and 3."}, other | {"answer": "6"}, other | {"cot": ""}]
+    assert len({digest(one, row) for row in (other, *changed)}) == 4

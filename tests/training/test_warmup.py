@@ -14,11 +14,13 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
+from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions import ledger
+from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.runs.folder import LOCK, lock_if_free
 from bacr_jax.runs.setup import make_policy
-from bacr_jax.training import warmup
+from bacr_jax.training import initialize, warmup
 from bacr_jax.training.warmup_folder import warmup_fingerprint
 from learner_world import SPEC
 from methods_world import load
@@ -263,3 +265,66 @@ def test_the_temperature_of_rollouts_changes_neither_a_warm_up_nor_its_fingerpri
         warm.append(jax.tree.map(np.array, params))
     assert prints[0] == prints[1]
     jax.tree.map(np.testing.assert_array_equal, *warm)
+
+
+class OfTable:
+    """The warm-up of a small model on a table with traces."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.write("=4")
+        spec = f"jsonl:{folder}/own.jsonl"
+        self.config = load(
+            folder, None, f"data.train={spec}", f"data.eval=['{spec}']", "data.num_groups=1",
+            "data.prompt_format=characters", "data.trace_column=cot", "warmup.steps=3",
+            "warmup.target_accuracy=0", "warmup.hold_accuracy=0", f"warmup.dir={folder}/warm",
+        )  # fmt: skip
+
+    def write(self, trace):
+        row = f'{{"question": "2+2", "answer": "4", "cot": "{trace}"}}\n'
+        (self.folder / "own.jsonl").write_text(row)
+
+    def train(self, poll=None):
+        """Runs the warm-up on the traces that the table has now."""
+        settings = resolve(self.config)
+        tokenizer = own_tokenizer(self.config.data)
+        task_data = build_task_data(settings.task, tokenizer, len(tokenizer))
+        data = initialize._warmup_data(settings.warmup, task_data)
+        return warmup.warm_up(
+            settings.warmup, warmup_fingerprint(self.config),
+            make_policy(settings.policy, load_method(settings.method), len(tokenizer)),
+            self.folder / "warm", batches=data.batches, styles=(), accuracy_of=lambda *_: 0.0,
+            on_progress=lambda *_: None, poll=poll, texts_digest=data.texts_digest,
+        )  # fmt: skip
+
+
+OTHER_TEXTS = "warmup.dir=.*/warm contains a warm-up with other traces or answers than data.train"
+
+
+def test_a_finished_warm_up_on_other_traces_is_refused(tmp_path):
+    world = OfTable(tmp_path)
+    trained = world.train()
+    jax.tree.map(np.testing.assert_array_equal, trained, world.train())
+    world.write("2+2=4")
+    with pytest.raises(UserError, match=OTHER_TEXTS) as refusal:
+        world.train()
+    assert len(refusal.value.lines) == 1
+
+
+def test_an_unfinished_warm_up_on_other_traces_is_refused(tmp_path):
+    world, steps = OfTable(tmp_path), []
+
+    def stop_after_two():
+        steps.append(len(steps))
+        if len(steps) == 2:
+            raise Preempted("SIGTERM")
+
+    with pytest.raises(Preempted):
+        world.train(stop_after_two)
+    world.write("2+2=4")
+    with pytest.raises(UserError, match=OTHER_TEXTS):
+        world.train()
+    world.write("=4")
+    continued = []
+    world.train(lambda: continued.append(1))
+    assert len(continued) == 1

@@ -14,6 +14,7 @@ from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.training.warmup import prompt_budgets
 from bacr_jax.training.warmup_folder import (
     check_warmup,
+    read_warmup,
     save_warmup,
     warmup_fingerprint,
 )
@@ -110,3 +111,40 @@ def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
     save_warmup(warmup_fingerprint(config), paths, 3, {"w": np.ones(2, np.float32)}, {})
     assert read_part(paths.weights / "3" / "state", "w").tolist() == [1, 1]
     assert json.loads(paths.identity.read_text())["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "is_refused"),
+    [
+        ("aaa", "aaa", False),
+        ("aaa", "bbb", True),
+        # A folder of an earlier version, and a warm-up on the ledger.
+        (None, "bbb", False),
+        ("aaa", None, False),
+    ],
+)
+def test_a_warm_up_with_other_texts_is_refused(tmp_path, recorded, now, is_refused):
+    config = load(tmp_path, None, "warmup.steps=3", f"warmup.dir={tmp_path / 'warm'}")
+    fingerprint = warmup_fingerprint(config)
+    paths = WarmupPaths(tmp_path / "warm")
+    paths.unfinished.mkdir(parents=True)
+    params = {"w": np.ones(2, np.float32)}
+    save_warmup(fingerprint, paths, 3, params, {}, recorded)
+    assert json.loads(paths.identity.read_text()).get("texts") == recorded
+    run = RunPaths(tmp_path / "run")
+    checks = (
+        lambda: check_warmup(config.warmup, fingerprint, run, now),
+        lambda: read_warmup(config.warmup, fingerprint, paths, params, now),
+    )
+    for check in checks:
+        if not is_refused:
+            check()
+            continue
+        with pytest.raises(UserError) as refusal:
+            check()
+        assert str(refusal.value) == (
+            f"warmup.dir={paths.path} contains a warm-up with other traces or answers than "
+            "data.train has now; restore them, or set another warmup.dir"
+        )
+    (run.checkpoints / "3").mkdir(parents=True)
+    check_warmup(config.warmup, fingerprint, run, now)

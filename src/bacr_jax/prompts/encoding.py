@@ -5,7 +5,7 @@ Some chat templates, such as DeepSeek-R1's, already open the thinking section. I
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,8 @@ def _render_frame(tokenizer: Any, style: PromptFormat, user_suffix: str) -> tupl
 def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> None:
     """Checks the system message in a rendered chat template.
 
+    Spaces and line breaks around the message don't matter, because many templates remove them.
+
     Args:
       user: user message.
       content: rendered text.
@@ -103,8 +105,9 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
       UserError: If the template does not write the format's system message exactly once, or writes
         a default system message although the format forbids one (`PromptFormat.bare`).
     """
-    times = content.count(style.system) - user.count(style.system)
-    if style.system and times != 1:
+    system = style.system.strip()
+    times = content.count(system) - user.count(system)
+    if system and times != 1:
         raise UserError(
             "tokenizer: the prompt that the chat template writes contains the system message "
             f"{times} times, although this message defines the format of the answer; use a "
@@ -264,25 +267,46 @@ def _tokenise(
     Raises:
       UserError: If the tokenizer cannot encode a question.
     """
-    # Prompt lengths are checked against our limits. `verbose` would add a warning about the
+
+    def refusal(row: int) -> str:
+        return (
+            f"question {row}: the tokenizer can't encode {bodies[row][:80]!r}, because its "
+            "vocabulary lacks some of these characters; use questions of the kind that the model "
+            "was trained on"
+        )
+
+    texts = [head + body + tail for body in bodies]
+    encoded = tokenize(tokenizer, texts, refusal, return_offsets_mapping=True)
+    return encoded["input_ids"], encoded["offset_mapping"]
+
+
+def tokenize(
+    tokenizer: Any, texts: list[str], refusal: Callable[[int], str], **options: Any
+) -> Mapping[str, list[Any]]:
+    """Tokenizes texts without adding special tokens.
+
+    Args:
+      refusal: maps the index of a text that the tokenizer cannot encode to an error message.
+      options: further options of the tokenizer.
+
+    Raises:
+      UserError: If the tokenizer cannot encode a text.
+    """
+    # Text lengths are checked against our limits. `verbose` would add a warning about the
     # tokenizer's limit.
-    options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+    options = {"add_special_tokens": False, "verbose": False, **options}
     try:
-        encoded = tokenizer([head + body + tail for body in bodies], **options)
+        encoded: Mapping[str, list[Any]] = tokenizer(texts, **options)
     # Tokenizers without an unknown token raise Exception without the index of the text. A panic in
     # the Rust library is not an Exception.
     except BaseException as error:
         if not is_refusal(error):
             raise
-        row = _first_refused(tokenizer, [head + body + tail for body in bodies], options)
+        row = _first_refused(tokenizer, texts, options)
         if row is None:
             raise
-        raise UserError(
-            f"question {row}: the tokenizer can't encode {bodies[row][:80]!r}, because its "
-            "vocabulary lacks some of these characters; use questions of the kind that the model "
-            "was trained on"
-        ) from error
-    return encoded["input_ids"], encoded["offset_mapping"]
+        raise UserError(refusal(row)) from error
+    return encoded
 
 
 def _first_refused(tokenizer: Any, texts: list[str], options: dict[str, Any]) -> int | None:

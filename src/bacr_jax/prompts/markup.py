@@ -1,11 +1,15 @@
-"""Detects questions that contain tokens of the chat template, which a model reads as markup."""
+"""Detects texts that contain tokens of the chat template, which a model reads as markup."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from bacr_jax.errors import first_of
+from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.stop_strings import vocabulary
 
 # Maximum number of tokens listed in the warning.
 _MOST_NAMED = 3
@@ -20,6 +24,23 @@ def control_tokens(tokenizer: Any, style: PromptFormat) -> list[str]:
         if is_control and token.content.strip():
             texts.append(token.content)
     return texts
+
+
+def reserved_texts(tokenizer: Any, style: PromptFormat, rules: DecodeRules) -> list[str]:
+    """Returns the texts that must not occur in a supervised trace or answer.
+
+    These are the tags of the prompt format, the tokens that end the turn, and the added tokens that
+    are never sampled, such as the start of a turn.
+    """
+    texts = [style.think_open, style.think_close, style.answer_close]
+    all_tokens = vocabulary(tokenizer)
+    texts += [all_tokens[index].decode(errors="replace") for index in np.flatnonzero(rules.eos)]
+    allowed = np.asarray(rules.allowed_tokens)
+    for index, token in tokenizer.added_tokens_decoder.items():
+        if not allowed[index]:
+            texts.append(token.content)
+    # Formats may end an answer with a blank line, which is ordinary text.
+    return [text for text in dict.fromkeys(text.strip() for text in texts) if text]
 
 
 def markup_warning(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bacr_grading import Reference, parse_reference
-from bacr_grading.extract import is_prose, last_box
+from bacr_grading.extract import answer_mark, is_prose, last_box
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import TABLES
 from bacr_jax.errors import UserError, printable
@@ -46,8 +46,8 @@ class Layout:
       level: columns of the difficulty level, 1 to 5.
       traces: columns of thinking texts for a supervised warm-up, keyed by the style of the text
         (such as short or long), from short to long.
-      solutions: texts without a box or a "####" line that are answers in a column of `SOLUTIONS`:
-        none, only short texts (see `_is_short`), or all texts.
+      solutions: texts without a box or a last line after "####" that are answers in a column of
+        `SOLUTIONS`: none, only short texts (see `_is_short`), or all texts.
       subject: columns of the field or course of a question.
       id: columns of the identifier.
       any_split: True if the set is published as a single split. A folder is then read in full for
@@ -242,8 +242,13 @@ def _layout(name: str, config: DataConfig) -> Layout:
 
 
 def _trace(row: source.Row, style: str) -> str:
-    """Returns the thinking text of a row, without the final answer in a "####" line."""
-    return row.metadata["traces"][style].partition("####")[0].strip()
+    """Returns the thinking text of a row, without the final answer in a last line after "####"."""
+    text: str = row.metadata["traces"][style]
+    mark = answer_mark(text)
+    before = text if mark is None else text[: mark.start()]
+    # A mark within a line is not removed, because it can begin a step if line breaks are missing.
+    is_line = not before or before.endswith("\n")
+    return before.strip() if is_line else text.strip()
 
 
 def _column(present: list[str], names: Sequence[str], where: str, kind: str, name: str) -> str:
@@ -316,12 +321,17 @@ def _gold(row: Record, names: Sequence[str], layout: Layout) -> str:
         gold = parse_reference(text) if text else None
         if gold is None:
             continue
-        is_marked = name not in SOLUTIONS or last_box(text) is not None or "####" in text
+        is_marked = name not in SOLUTIONS or _has_marked_answer(text)
         if is_marked or layout.solutions == "all":
             return gold.text
         if layout.solutions == "short" and _is_short(text, gold):
             return gold.text
     return ""
+
+
+def _has_marked_answer(text: str) -> bool:
+    """True if a solution marks its answer by a box, or by "####" in the last line."""
+    return last_box(text) is not None or answer_mark(text) is not None
 
 
 def _is_short(text: str, gold: Reference) -> bool:
@@ -334,14 +344,17 @@ def _is_short(text: str, gold: Reference) -> bool:
 
 
 def _verbatim(row: Record, names: Sequence[str]) -> str:
-    """Returns the first non-empty answer of a row as text, or "". Lists and objects become JSON."""
+    """Returns the first answer of a row that is not blank as unchanged text, or "".
+
+    Lists and objects become JSON.
+    """
     for name in names:
         value = row.get(name)
         if isinstance(value, float) and not math.isfinite(value):
             continue
         text = value if value is None or isinstance(value, str) else json.dumps(value)
         if _text(text):
-            return _text(text)
+            return str(text)
     return ""
 
 

@@ -146,7 +146,8 @@ def check_inputs(
         inputs.read,
     )
     if faults:
-        raise UserError(*faults)
+        # Two checks report the same line about a shared warm-up with other settings.
+        raise UserError(*dict.fromkeys(faults))
     return inputs.lines
 
 
@@ -204,6 +205,7 @@ class _Inputs:
         from bacr_jax.parallel import processes
         from bacr_jax.runs.setup import model_shape
         from bacr_jax.training import initialize, run_summary
+        from bacr_jax.training.warmup_folder import check_warmup, warmup_fingerprint
 
         processes.check_platform()
         settings = resolve(self.config)
@@ -212,8 +214,14 @@ class _Inputs:
             if faults:
                 raise UserError(*faults)
             return
-        method, task_data, verifier_lines = initialize.check_inputs(settings)
         path = run_path(self.config.output)
+
+        def check_texts(texts_digest: str) -> None:
+            fingerprint = warmup_fingerprint(self.config)
+            run = run_folder.RunPaths(path)
+            check_warmup(self.config.warmup, fingerprint, run, texts_digest)
+
+        method, task_data, verifier_lines = initialize.check_inputs(settings, check_texts)
         shape = model_shape(self.config.model, task_data.vocab_size)
         facts = run_summary.RunFacts(self.config, path, method, shape, task_data)
         described = run_summary.check_lines(facts)

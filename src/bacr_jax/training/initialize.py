@@ -250,8 +250,13 @@ def open_inputs_together(settings: Settings, values: Mapping[str, Any]) -> tuple
     return method, task_data
 
 
-def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
+def check_inputs(
+    settings: Settings, check_texts: Callable[[str], None] | None = None
+) -> tuple[Method, TaskData, list[str]]:
     """Checks all inputs of a run before any work on a device.
+
+    Args:
+      check_texts: called with `SftBatches.texts_digest` if the warm-up trains on traces.
 
     Returns:
       The method, the task data with closed graders, and lines of text with the scores that each
@@ -267,7 +272,9 @@ def check_inputs(settings: Settings) -> tuple[Method, TaskData, list[str]]:
         if warning is not None:
             print(warning, file=sys.stderr)
         if settings.warmup.warmup.steps and settings.task.data.train != "ledger":
-            SftBatches(settings.warmup, _warmup_task_data(settings, task_data))
+            batches = SftBatches(settings.warmup, _warmup_task_data(settings, task_data))
+            if check_texts is not None:
+                check_texts(batches.texts_digest)
         lines = task_data.try_verifiers()
         task_data.close()
         return method, task_data, lines
@@ -392,11 +399,13 @@ class _WarmupData:
         measured at the end of the warm-up.
       prompts_of: function that maps a style to prompts and their reference answers. Each prompt
         ends with the first token of a trace in that style.
+      texts_digest: `SftBatches.texts_digest`, or None for the ledger task.
     """
 
     batches: Batches
     styles: Sequence[str]
     prompts_of: Callable[[Any], tuple[Prompts, list[str]]]
+    texts_digest: str | None = None
 
 
 def _warmup_data(settings: WarmupSettings, task_data: TaskData) -> _WarmupData:
@@ -405,7 +414,10 @@ def _warmup_data(settings: WarmupSettings, task_data: TaskData) -> _WarmupData:
     if settings.data.train != "ledger":
         traces = SftBatches(settings, task_data)
         return _WarmupData(
-            traces.batch, traces.styles, lambda style: traces.opened(style, largest_budget)
+            traces.batch,
+            traces.styles,
+            lambda style: traces.opened(style, largest_budget),
+            traces.texts_digest,
         )
 
     def prompts_of(style: ledger.Style) -> tuple[Prompts, list[str]]:
@@ -466,6 +478,7 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
             accuracy_of=accuracy_of,
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             poll=poll_and_begin,
+            texts_digest=data.texts_digest,
         )
     params = initial.with_budget_module(key, run.policy, params)
     return initial.with_adapters(key, run.policy, params)

@@ -5,16 +5,19 @@ ledger generates its own batches (`questions.ledger.supervised`).
 """
 
 import difflib
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.config.settings import WarmupSettings
-from bacr_jax.config.values import written
-from bacr_jax.errors import UserError
-from bacr_jax.prompts.encoding import encode_text
+from bacr_jax.config.values import shown, written
+from bacr_jax.errors import UserError, printable
+from bacr_jax.prompts.encoding import encode_text, tokenize
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.markup import reserved_texts
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.ledger.styles import padded
@@ -55,8 +58,9 @@ class SftBatches:
         """Tokenizes all traces and answers.
 
         Raises:
-          UserError: no question has an answer and a trace in every style, or the longest example
-            has more tokens than `warmup.batch_tokens`.
+          UserError: no question has an answer and a trace in every style, a trace or an answer
+            contains a tag or can't be tokenized, or the longest example has more tokens than
+            `warmup.batch_tokens`.
         """
         self._settings = settings
         self._budgets = prompt_budgets(settings)
@@ -74,13 +78,11 @@ class SftBatches:
                 f"{questions.name} contains none; set warmup.steps=0, or set another "
                 "data.trace_column"
             )
-        closing = _closing_text(style_format)
-        self._traces = []
-        for style in self.styles:
-            texts = [_trace(source_row, style) + closing for source_row in questions.rows]
-            self._traces.append(self._token_ids(texts))
-        ending = _answer_ending(style_format)
-        self._answers = self._token_ids([answer + ending for answer in questions.answers])
+        self._reserved = reserved_texts(self._tokenizer, style_format, task_data.rules)
+        self._traces, self._answers = self._token_ids(questions, style_format)
+        if len(held_out):
+            # Check these traces before training, because `opened` reads them after it.
+            self._token_ids(held_out.set, style_format)
         # Index 0 is for complete traces, index 1 for truncated traces.
         self._suffixes = [
             encode_text(self._tokenizer, text).tolist()
@@ -93,11 +95,66 @@ class SftBatches:
         self._bucket = np.searchsorted(self._widths, lengths)
         check_batch_tokens(settings.warmup.batch_tokens, int(self._widths[-1]))
 
-    def _token_ids(self, texts: list[str]) -> list[list[int]]:
-        """Tokenizes texts without special tokens."""
-        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)[
-            "input_ids"
-        ]
+    @property
+    def texts_digest(self) -> str:
+        """Returns a hash of the token ids of all traces and answers."""
+        ids = json.dumps([self._traces, self._answers])
+        return hashlib.sha256(ids.encode()).hexdigest()[:12]
+
+    def _token_ids(
+        self, questions: QuestionSet, style_format: PromptFormat
+    ) -> tuple[list[list[list[int]]], list[list[int]]]:
+        """Checks and tokenizes the traces and answers of questions, with the text that ends each.
+
+        Returns:
+          The token ids of the traces, by style and question, and of the answers.
+
+        Raises:
+          UserError: a text contains a tag, or the tokenizer can't encode it.
+        """
+        closing = _closing_text(style_format)
+        trace_ids = []
+        for style in self.styles:
+            traces = [_trace(source_row, style) for source_row in questions.rows]
+            trace_ids.append(self._encode(traces, closing, questions, style))
+        # Blanks around an answer have no meaning. A verbatim reference may contain them.
+        answers = [answer.strip() for answer in questions.answers]
+        ending = _answer_ending(style_format)
+        return trace_ids, self._encode(answers, ending, questions)
+
+    def _encode(
+        self, texts: list[str], ending: str, questions: QuestionSet, style: str | None = None
+    ) -> list[list[int]]:
+        """Checks and tokenizes a text of each question, with an ending.
+
+        Args:
+          style: style of the texts if they are traces, or None for answers.
+        """
+
+        def name(row: int) -> str:
+            source, question = questions.rows[row]
+            kind = "answer" if style is None else "trace"
+            in_style = "" if style is None else f" in the style {style}"
+            return f"{source.name}: the {kind} of {printable(question.id)}{in_style}"
+
+        def refusal(row: int) -> str:
+            return (
+                f"{name(row)} is {shown(texts[row])}, which the tokenizer can't encode, because "
+                "its vocabulary lacks some of these characters; write it without them"
+            )
+
+        all_texts = "\n".join(texts)
+        for tag in self._reserved:
+            if tag not in all_texts:
+                continue
+            for row, text in enumerate(texts):
+                if tag in text:
+                    raise UserError(
+                        f"{name(row)} contains {tag!r}, which is a tag of the prompt format or a "
+                        "control token; write only the text between the tags"
+                    )
+        with_ending = [text + ending for text in texts]
+        ids: list[list[int]] = tokenize(self._tokenizer, with_ending, refusal)["input_ids"]
         return ids
 
     def _example_lengths(self) -> Int[np.ndarray, "styles n"]:

@@ -51,9 +51,11 @@ from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.runs.initial import plain_params
 from bacr_jax.runs.setup import Policy
 from bacr_jax.training.warmup_folder import (
+    check_texts,
     locked,
     read_warmup,
     save_warmup,
+    texts_record,
 )
 from bacr_jax.types import Params, Poll, Prompts
 
@@ -101,6 +103,8 @@ class WarmUp:
       tx: optimizer.
       opt_state: state of the optimizer.
       saved: checkpoints of the unfinished warm-up. None if the warm-up is never saved.
+      texts_digest: `SftBatches.texts_digest`, which is saved in the checkpoints. None for batches
+        of the ledger task.
       frozen: weights that are not trained.
       planned: number of steps currently planned. The schedule may be extended.
       step: number of steps of the schedule that are done.
@@ -120,6 +124,7 @@ class WarmUp:
     on_progress: OnProgress | None
     poll: Poll
     saved: Checkpoints | None
+    texts_digest: str | None = None
     frozen: Params | None = None
     planned: int = 0
     step: int = 0
@@ -147,7 +152,8 @@ class WarmUp:
         """Saves parameters, optimizer state and journal, unless this step is already saved."""
         if self.saved is not None and self.step > max(self.saved.latest or 0, self.done):
             state = {"params": self.params, "opt_state": self.opt_state}
-            self.saved.save(self.step, state, {"journal": self.journal})
+            meta = {"journal": self.journal, **texts_record(self.texts_digest)}
+            self.saved.save(self.step, state, meta)
             self.saved.release_large_state()
 
     def copy(self) -> "WarmUp":
@@ -460,6 +466,7 @@ def warm_up(
     accuracy_of: Callable[[Params, Any], float],
     on_progress: OnProgress,
     poll: Poll,
+    texts_digest: str | None = None,
 ) -> Params:
     """Trains the warm-up, or reads a finished one from `folder`, and returns its fp32 weights.
 
@@ -473,6 +480,7 @@ def warm_up(
       accuracy_of: maps parameters and a style to the greedy accuracy at the largest budget, on
         prompts that end with the first token of that style. If the style is None, the evaluation
         questions are used.
+      texts_digest: `SftBatches.texts_digest`, or None for batches of the ledger task.
     """
     # Supervised training maximizes the likelihood itself, at any rollout.temperature.
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None, temperature=1.0)
@@ -484,9 +492,11 @@ def warm_up(
         # Another run may have finished the warm-up while this run was waiting for the lock.
         if processes.largest(paths.identity.exists()):
             blank = policy.abstract(lambda: qwen2.init(key, spec.model))
-            return read_warmup(settings.warmup, fingerprint, paths, blank)
-        params = plain_params(key, policy, settings.model_path)
+            return read_warmup(settings.warmup, fingerprint, paths, blank, texts_digest)
         saved = Checkpoints(paths.unfinished / fingerprint, keep=1)
+        if saved.latest is not None:
+            check_texts(settings.warmup, saved.meta(saved.latest), texts_digest, paths)
+        params = plain_params(key, policy, settings.model_path)
         optimizer = supervised_optimizer()
         run = WarmUp(
             settings=settings,
@@ -498,6 +508,7 @@ def warm_up(
             on_progress=on_progress,
             poll=poll,
             saved=saved,
+            texts_digest=texts_digest,
         )
         # Drop this reference, because `run` owns the parameters: a resume replaces them, and a step
         # donates their buffers.
@@ -510,7 +521,7 @@ def warm_up(
             raise
         finally:
             saved.close()
-        save_warmup(fingerprint, paths, run.step, run.params, accuracies)
+        save_warmup(fingerprint, paths, run.step, run.params, accuracies, texts_digest)
     return run.params
 
 

@@ -34,6 +34,9 @@ from bacr_jax.runs.folder import (
 )
 from bacr_jax.types import Params, Poll
 
+# Key of the digest of the supervised texts, in the file of a finished warm-up and in the metadata
+# of an unfinished one. Warm-ups on the ledger, and warm-ups of earlier versions, have no digest.
+_TEXTS = "texts"
 # Config keys that identify the questions of a warm-up on the ledger task.
 _LEDGER_KEYS = (
     "data.ledger.variant",
@@ -131,7 +134,9 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
             lock.close()
 
 
-def check_warmup(warmup: WarmupConfig, fingerprint: str, run: RunPaths) -> None:
+def check_warmup(
+    warmup: WarmupConfig, fingerprint: str, run: RunPaths, texts_digest: str | None = None
+) -> None:
     """Checks that `warmup.dir` is writable, or contains a warm-up with the same settings.
 
     Nothing is checked if the run has checkpoints, because it then no longer needs the warm-up.
@@ -140,6 +145,7 @@ def check_warmup(warmup: WarmupConfig, fingerprint: str, run: RunPaths) -> None:
       warmup: section `warmup` of the config.
       fingerprint: `warmup_fingerprint` of the config.
       run: files of the run.
+      texts_digest: `SftBatches.texts_digest`, or None if it is unknown.
 
     Raises:
       UserError: the folder contains a different warm-up, is damaged, or is not writable.
@@ -149,15 +155,17 @@ def check_warmup(warmup: WarmupConfig, fingerprint: str, run: RunPaths) -> None:
     paths = WarmupPaths(Path(warmup.dir))
     with usable(f"warmup.dir={paths.path}"):
         if paths.identity.exists():
-            _check_identity(warmup, fingerprint, paths)
+            _check_identity(warmup, fingerprint, paths, texts_digest)
         else:
             check_writable(paths.path)
 
 
-def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) -> None:
-    """Raises UserError if a finished warm-up has different settings or its weights are missing."""
+def _check_identity(
+    warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, texts_digest: str | None = None
+) -> None:
+    """Raises UserError if a finished warm-up is a different one or its weights are missing."""
     path = paths.identity
-    location = f"warmup.dir={paths.path}" if warmup.dir else str(paths.path)
+    location = _location(warmup, paths)
     try:
         identity = files.read_object(path)
     except (OSError, ValueError) as error:
@@ -170,6 +178,7 @@ def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) 
             f"{location} contains a warm-up with other settings (seed, model, data, warmup or the "
             "budgets in the prompts); set another warmup.dir"
         )
+    check_texts(warmup, identity, texts_digest, paths)
     if not steps_in(paths.weights):
         raise UserError(
             f"{location}: the weights of this warm-up are missing; delete the folder, and the "
@@ -177,7 +186,46 @@ def _check_identity(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths) 
         )
 
 
-def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like: Params) -> Params:
+def _location(warmup: WarmupConfig, paths: WarmupPaths) -> str:
+    """Returns the folder of a warm-up for error messages, with its key if the config has it."""
+    return f"warmup.dir={paths.path}" if warmup.dir else str(paths.path)
+
+
+def check_texts(
+    warmup: WarmupConfig, record: Mapping[str, Any], texts_digest: str | None, paths: WarmupPaths
+) -> None:
+    """Checks that a warm-up was trained on the traces and answers that the training set has now.
+
+    Args:
+      warmup: section `warmup` of the config.
+      record: the record of the warm-up, which may contain a digest of its texts.
+      texts_digest: `SftBatches.texts_digest`, or None to check nothing.
+      paths: files of the warm-up.
+
+    Raises:
+      UserError: the texts are different.
+    """
+    recorded = record.get(_TEXTS)
+    if recorded is None or texts_digest is None or recorded == texts_digest:
+        return
+    raise UserError(
+        f"{_location(warmup, paths)} contains a warm-up with other traces or answers than "
+        "data.train has now; restore them, or set another warmup.dir"
+    )
+
+
+def texts_record(texts_digest: str | None) -> dict[str, str]:
+    """Returns the entries of a warm-up's record that identify its supervised texts."""
+    return {} if texts_digest is None else {_TEXTS: texts_digest}
+
+
+def read_warmup(
+    warmup: WarmupConfig,
+    fingerprint: str,
+    paths: WarmupPaths,
+    like: Params,
+    texts_digest: str | None = None,
+) -> Params:
     """Reads the weights of a finished warm-up.
 
     Args:
@@ -185,11 +233,13 @@ def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like
       fingerprint: `warmup_fingerprint` of the config.
       paths: files of the warm-up.
       like: parameters with the shapes and shardings of the result.
+      texts_digest: `SftBatches.texts_digest`, or None for a warm-up on the ledger.
 
     Raises:
-      UserError: the warm-up has different settings, is damaged, or its weights are missing.
+      UserError: the warm-up has different settings or texts, is damaged, or its weights are
+        missing.
     """
-    _check_identity(warmup, fingerprint, paths)
+    _check_identity(warmup, fingerprint, paths, texts_digest)
     checkpoints = Checkpoints(paths.weights, keep=1)
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
@@ -197,11 +247,19 @@ def read_warmup(warmup: WarmupConfig, fingerprint: str, paths: WarmupPaths, like
 
 
 def save_warmup(
-    fingerprint: str, paths: WarmupPaths, step: int, params: Params, accuracies: dict[str, float]
+    fingerprint: str,
+    paths: WarmupPaths,
+    step: int,
+    params: Params,
+    accuracies: dict[str, float],
+    texts_digest: str | None = None,
 ) -> None:
     """Saves the weights of a finished warm-up, then the file that contains its fingerprint.
 
     Checkpoints of the unfinished warm-up are deleted afterwards.
+
+    Args:
+      texts_digest: `SftBatches.texts_digest`, or None for a warm-up on the ledger.
     """
     record = {"steps": step, **accuracies}
     if processes.is_first():
@@ -213,6 +271,6 @@ def save_warmup(
     checkpoints.save(step, params, record)
     checkpoints.close()
     if processes.is_first():
-        identity = {"fingerprint": fingerprint, **record}
+        identity = {"fingerprint": fingerprint, **texts_record(texts_digest), **record}
         write_atomically(paths.identity, json.dumps(identity) + "\n")
         shutil.rmtree(paths.unfinished)
