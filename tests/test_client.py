@@ -488,6 +488,39 @@ def test_a_server_that_took_no_weights_stays_paused(how, says, monkeypatch):
         assert "/resume" not in world.routes
 
 
+EVENTS = [
+    b'data: {"choices": [{"token_ids": [1, 1]}]}\n\n',
+    b'data: {"choices": [{"token_ids": [4]}]}\n\n',
+    b"data: [DONE]\n\n",
+]
+
+
+def streamed(pieces, timeouts=None):
+    """The tokens of a stream of which a server sends these pieces, one every 0.02 s."""
+
+    async def read(url):
+        call = client.Call((1,), 3, (), (), 0)
+        stream = client.Server(url).stream(call, client.Sampling(), 0, {}, timeouts)
+        return [tokens async for tokens in stream]
+
+    with answering([pieces]) as (url, _):
+        return asyncio.run(read(url))
+
+
+def test_a_stream_has_the_timeouts_of_the_caller_or_those_of_its_call(monkeypatch):
+    with pytest.raises(client.EngineError, match="did not begin its reply within 0.1 s"):
+        streamed([None], Timeouts(first=0.1))
+    short_pause = Timeouts(between=0.1)
+    with pytest.raises(client.EngineError, match="sent nothing for 0.1 s"):
+        streamed([CLOSED, None], short_pause)
+    monkeypatch.setattr(client.server, "timeouts_of", lambda call: short_pause)
+    # vLLM sends the headers before a request leaves its queue.
+    late = [CLOSED, *[b""] * 15, *EVENTS]
+    with pytest.raises(client.EngineError, match="sent nothing for 0.1 s"):
+        streamed(late)
+    assert streamed(late, client.server.UNLIMITED) == [[1, 1], [4]]
+
+
 def test_a_server_that_hangs_has_its_time_for_weights_and_for_rows(monkeypatch):
     soon = Timeouts(first=0.1, between=0.1, whole=0.2)
     for name, short in (("LOADING", soon), ("PING", soon), ("timeouts_of", lambda call: soon)):

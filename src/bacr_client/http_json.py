@@ -27,7 +27,7 @@ _BUSY = (429, 503)
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Timeouts of a request in seconds.
+    """Timeouts of a request in seconds. `math.inf` allows any time.
 
     Attributes:
       first: maximum time until the headers of the response are received, including connecting.

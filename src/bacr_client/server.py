@@ -28,6 +28,8 @@ LOADING = Timeouts(first=600.0, between=600.0, whole=900.0)
 # Timeouts of a health check, which detects a server that hangs before a request with long timeouts
 # is sent.
 PING = Timeouts(first=15.0, between=15.0, whole=15.0)
+# No timeouts, for a caller that limits the time of the whole response.
+UNLIMITED = Timeouts(first=math.inf, between=math.inf, whole=math.inf)
 # Values of `finish_reason` for a completion that was not aborted. Older servers send None.
 _FINISHED = (None, "stop", "length")
 # The seed of a response is multiplied by this number, to which the number of the call is added.
@@ -321,19 +323,30 @@ class Server:
         return self._completion(reply)
 
     async def stream(
-        self, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
+        self,
+        call: Call,
+        sampling: Sampling,
+        part: int,
+        xargs: Mapping[str, Any],
+        timeouts: Timeouts | None = None,
     ) -> AsyncGenerator[list[Any], None]:
         """Yields the tokens of a call while the server samples them.
 
         Closing the generator closes the connection, and the server then aborts the completion. The
-        arguments are as for `complete`. The request is not retried.
+        request is not retried.
+
+        Args:
+          call, sampling, part, xargs: as for `complete`.
+          timeouts: as for `complete`. vLLM sends the headers before the request leaves its queue,
+            so the time in the queue is limited by `Timeouts.between`.
 
         Raises:
           EngineError: for the reasons listed in the class docstring, or if the server aborts the
             completion.
         """
         body = {**self._completion_body(call, sampling, part, xargs), "stream": True}
-        events = stream_json(self.url + "/v1/completions", body, timeouts_of(call))
+        url = self.url + "/v1/completions"
+        events = stream_json(url, body, timeouts or timeouts_of(call))
         async with contextlib.aclosing(events):
             async for event in events:
                 # An event without a choice contains token counts.

@@ -51,6 +51,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 
+# Options of a stream. OpenAI's API pads events if `include_obfuscation` is true, which does not
+# change the response.
+_USAGE = "stream_options.include_usage"
+_OBFUSCATION = "stream_options.include_obfuscation"
+
 
 @dataclass(frozen=True)
 class Defaults:
@@ -305,16 +310,20 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 def _stream_usage(body: Mapping[str, Any], stream: bool) -> bool:
     """True if the client requests the token counts in the last piece of a stream."""
-    options = body.get("stream_options")
+    name = "stream_options"
+    options = body.get(name)
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise invalid(
-            "stream_options", f'expected {{"include_usage": true}}, but found {short(options)}'
-        )
+        raise invalid(name, f'expected {{"include_usage": true}}, but found {short(options)}')
+    fields = {f"{name}.{key}": value for key, value in options.items()}
+    for field, value in fields.items():
+        if field not in (_USAGE, _OBFUSCATION) and value is not None:
+            raise invalid(field, "the field is unknown; leave it out")
+    _flag(fields, _OBFUSCATION)
     if not stream:
         raise invalid(
-            "stream_options",
+            name,
             "the field has no effect unless 'stream' is true; leave it out, or set stream=true",
         )
-    return _flag(options, "include_usage")
+    return _flag(fields, _USAGE)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 
 from bacr_client import Answering, BudgetRules, EngineError, Sampling, Server, Thinking
-from bacr_client.server import PING, extras
+from bacr_client.server import PING, UNLIMITED, extras
 from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation, Piece
 
 
@@ -69,6 +69,9 @@ class ProxyBackend:
     async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
         """Yields the pieces of a response. Closing the generator aborts the server's request.
 
+        There is no timeout, because a request may wait in the server's queue. `app` limits the time
+        of the whole response.
+
         Raises:
           BackendError: if the server fails, or sends tokens that were not requested.
         """
@@ -99,7 +102,7 @@ class ProxyBackend:
         num_sent = 0
         while (call := segment.call()) is not None:
             num_before = len(segment.tokens)
-            stream = self._server.stream(call, sampling, part, xargs)
+            stream = self._server.stream(call, sampling, part, xargs, UNLIMITED)
             async with contextlib.aclosing(stream):
                 async for tokens in stream:
                     segment.take(tokens)

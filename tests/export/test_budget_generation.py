@@ -1,16 +1,18 @@
 """The rules that hold a budget in transformers: read, cut, forced, answered."""
 
 import json
+import re
 import types
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from bacr_client.fingerprint import write_manifest  # noqa: E402
 from bacr_jax.export import budget_generation  # noqa: E402
+from bacr_jax.export.budget_generation import CACHE  # noqa: E402
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.
 THINKING = {
@@ -134,3 +136,165 @@ def test_a_plain_folder_that_was_edited_does_not_generate(tmp_path):
         budget_generation.generate(model=model)
     # A model of the hub has no folder to look at.
     budget_generation.check_files("org/model")
+
+
+# With a model --------------------------------------------------------------------------------
+
+VOCABULARY = 100
+
+
+@pytest.fixture
+def model():
+    """A plain model with random weights, as transformers loads an exported folder."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.5,
+        eos_token_id=5,
+        pad_token_id=0,
+    )
+    config.thinking = {**THINKING, "cap": 8}
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+# Two prompts of 12 and 9 tokens.
+PROMPTS = torch.tensor(
+    [
+        [11, 27, 93, 34, 52, 16, 77, 81, 45, 60, 38, 29],
+        [0, 0, 0, 64, 13, 88, 71, 42, 19, 55, 26, 97],
+    ]
+)
+MASK = (PROMPTS != 0).long()
+
+
+def response(model, ids=PROMPTS, mask=MASK, **arguments):
+    """Generates with budgets of 6 and 2 tokens, and returns ids, logits and the cache."""
+    return budget_generation.generate(
+        ids,
+        model=model,
+        attention_mask=mask,
+        budget=[6, 2],
+        return_dict_in_generate=True,
+        output_logits=True,
+        **arguments,
+    )
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(found.sequences, expected.sequences)
+    found_logits = torch.stack(found.logits)
+    torch.testing.assert_close(found_logits, torch.stack(expected.logits), rtol=1e-3, atol=1e-4)
+
+
+def cache_of(model, count, ids=PROMPTS, mask=MASK):
+    """Returns a KV cache of the first tokens of prompts."""
+    cache = transformers.DynamicCache(config=model.config)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    if count:
+        with torch.no_grad():
+            model(
+                input_ids=ids[:, :count],
+                attention_mask=mask[:, :count],
+                position_ids=positions[:, :count],
+                use_cache=True,
+                **{CACHE: cache},
+            )
+    return cache
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 11])
+def test_a_cache_of_the_first_tokens_of_the_prompts_changes_nothing(model, count):
+    expected = response(model)
+    assert len(set(expected.sequences[:, 12:].flatten().tolist())) > 6
+    assert_same(response(model, **{CACHE: cache_of(model, count)}), expected)
+
+
+def test_a_cache_without_padding_and_without_a_mask_changes_nothing(model):
+    ids = PROMPTS[:, 3:]
+    cache = cache_of(model, 8, ids, torch.ones_like(ids))
+    assert_same(response(model, ids, None, **{CACHE: cache}), response(model, ids, None))
+
+
+def test_a_response_is_continued_with_its_cache(model):
+    first = response(model)
+    more = torch.tensor([[31, 48], [22, 87]])
+    ids = torch.cat([first.sequences, more], dim=-1)
+    mask = torch.cat([MASK, torch.ones_like(ids[:, 12:])], dim=-1)
+    assert_same(response(model, ids, mask, **{CACHE: first[CACHE]}), response(model, ids, mask))
+
+
+@pytest.mark.parametrize("count", [9, 12])
+def test_a_cache_as_long_as_the_prompts_is_refused(model, count):
+    ids = PROMPTS[:, :9]
+    mask = torch.ones_like(ids)
+    cache = cache_of(model, count, PROMPTS, torch.ones_like(PROMPTS))
+    message = f"^{CACHE}: the KV cache contains {count} tokens, but the prompt has only 9; pass the"
+    with pytest.raises(ValueError, match=message):
+        response(model, ids, mask, **{CACHE: cache})
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_prompts_without_the_tokens_of_the_cache_are_refused(model, count):
+    cache = cache_of(model, count)
+    message = (
+        f"attention_mask: the shape is (2, 12), but the prompts have the shape (2, {12 - count}"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        response(model, PROMPTS[:, count:], MASK, **{CACHE: cache})
+
+
+def num_candidates(model, **arguments):
+    """The number of tokens from which the first token is sampled."""
+    found = response(model, output_scores=True, **arguments)
+    return int(found.scores[0][0].isfinite().sum())
+
+
+# All tokens but the three that are never sampled.
+ALL = VOCABULARY - 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder", "expected"),
+    [
+        ({"do_sample": True}, {}, ALL),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 1.0}, {}, ALL),
+        ({"do_sample": True, "top_k": None}, {}, ALL),
+        ({"do_sample": True, "top_k": 0}, {"top_k": 7}, ALL),
+        ({}, {"do_sample": True}, ALL),
+        ({"generation_config": {"do_sample": True}}, {}, ALL),
+        ({"do_sample": True, "top_k": 50}, {}, 50),
+        ({"do_sample": True, "top_k": 5}, {"top_k": 7}, 5),
+        ({"generation_config": {"do_sample": True, "top_k": 50}}, {}, 50),
+        ({"do_sample": True}, {"top_k": 7}, 7),
+        ({"generation_config": {"do_sample": True}}, {"top_k": 7}, 7),
+        ({}, {"do_sample": True, "top_k": 7}, 7),
+    ],
+)
+def test_all_tokens_are_sampled_unless_the_caller_or_the_folder_sets_top_k(
+    model, arguments, folder, expected
+):
+    for name, value in folder.items():
+        setattr(model.generation_config, name, value)
+    if "generation_config" in arguments:
+        config = transformers.GenerationConfig(**arguments["generation_config"])
+        arguments = {**arguments, "generation_config": config}
+        before = config.to_dict()
+    assert num_candidates(model, **arguments) == expected
+    if "generation_config" in arguments:
+        assert config.to_dict() == before
+
+
+@pytest.mark.parametrize("arguments", [{}, {"do_sample": False}])
+def test_greedy_decoding_gets_no_setting_that_transformers_warns_of(model, monkeypatch, arguments):
+    warnings = []
+    logger = transformers.generation.configuration_utils.logger
+    for name in ("warning", "warning_once"):
+        monkeypatch.setattr(logger, name, lambda *words: warnings.append(words))
+    response(model, **arguments)
+    assert warnings == []

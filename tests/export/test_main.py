@@ -188,6 +188,14 @@ def test_words_can_go_out_without_any_code(ledger_run, tmp_path, capsys):
     assert "conditioning.budget_input=embedding" in message and not two.exists()
 
 
+def test_the_help_does_not_name_one_of_the_families(capsys):
+    with pytest.raises(SystemExit):
+        export.main(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "write a plain folder without code" in printed
+    assert not any(name in printed for name in ("Qwen", "Llama"))
+
+
 @pytest.fixture
 def adapter_run(tmp_path):
     """The config of a run that trained adapters and reads its budget in the prompt."""

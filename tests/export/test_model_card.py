@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
@@ -111,6 +112,8 @@ def test_it_says_how_a_budget_is_asked_for(about):
     assert "question, budget=64, return_tensors" in told and "refuses `budget=`" not in told
     merged = cards.model_card(cards.Exported(**{**words, "merged": True}))
     assert "trust_remote_code" not in merged and "nothing holds it" in merged
+    # The folder can also contain a Qwen3 or a Llama.
+    assert "A plain model without code" in merged and "Qwen2" not in merged
 
 
 @pytest.mark.parametrize(
@@ -129,11 +132,65 @@ def test_the_license_of_the_base_is_what_its_folder_says(tmp_path, about, files,
     base.mkdir()
     for name, text in files.items():
         (base / name).write_text(text)
-    assert cards.license_of(base) == known
+    license_found = cards.license_of(base)
+    assert known == (None if license_found is None else license_found.name)
     card = cards.model_card(cards.Exported(**{**vars(about), "base": base}))
     said = "unknown; its folder does not say." if known is None else f"{known}, as its folder says."
     assert f"License of the base: {said}" in card
     assert str(tmp_path) not in card
+
+
+LINK = "https://huggingface.co/Qwen/Qwen2.5-3B/blob/main/LICENSE"
+OTHER = {"license": "other", "license_name": "qwen-research", "license_link": LINK}
+
+
+def header_of(about, base, **files):
+    """The license entries in the header of the card of a policy that started from a base."""
+    base.mkdir()
+    for name, text in files.items():
+        (base / name.replace("_md", ".md")).write_text(text)
+    card = cards.model_card(cards.Exported(**{**vars(about), "base": base}))
+    header = yaml.safe_load(card.split("---\n")[1])
+    return {name: value for name, value in header.items() if name.startswith("license")}, card
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"license": "apache-2.0"}, {"license": "apache-2.0"}),
+        (OTHER, OTHER),
+        ({"license": "other"}, {"license": "other"}),
+        (
+            {"license": "other", "license_name": "Mine: v1"},
+            {"license": "other", "license_name": "Mine: v1"},
+        ),
+        # The file LICENSE is not exported.
+        (
+            OTHER | {"license_link": "LICENSE"},
+            {"license": "other", "license_name": "qwen-research"},
+        ),
+        # The name of a license that has an identifier.
+        ({"license": "mit", "license_name": "Mine"}, {"license": "mit"}),
+        ({"license": "My own license"}, {}),
+    ],
+)
+def test_the_header_has_the_license_in_the_form_that_the_hub_accepts(
+    tmp_path, about, metadata, expected
+):
+    readme = f"---\n{yaml.safe_dump(metadata)}---\n# A model"
+    header, card = header_of(about, tmp_path / "base", README_md=readme)
+    assert header == expected
+    name = metadata.get("license_name", metadata["license"])
+    assert f"License of the base: {name}, as its folder says." in card
+    # A policy that starts from this export has the same license.
+    again, _ = header_of(about, tmp_path / "again", README_md=card)
+    assert again == expected
+
+
+@pytest.mark.parametrize("line", ["Apache License", "license", "apache-2.0"])
+def test_the_first_line_of_a_license_file_is_not_an_identifier_of_the_hub(tmp_path, about, line):
+    header, card = header_of(about, tmp_path / "base", LICENSE=f"{line}\nVersion 2.0")
+    assert header == {} and f"License of the base: {line}, as its folder says." in card
 
 
 def test_a_policy_from_random_weights_has_no_base(about):

@@ -12,7 +12,7 @@ import hf_world
 from bacr_client.fingerprint import write_manifest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
-from bacr_jax.export import policy_folder
+from bacr_jax.export import budget_generation, policy_folder
 from bacr_jax.model import budget
 from bacr_jax.model.hf import hf_config, reading
 
@@ -131,6 +131,37 @@ def test_the_exported_model_generates_what_we_generate(told, monkeypatch):
     phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
     found = hf_world.greedy(params, list(rows), config, 24, phi, how)
     np.testing.assert_array_equal(found, want.numpy())
+
+
+@pytest.mark.parametrize("b", [8, None])
+def test_a_cache_of_a_prompt_is_refused_because_its_budget_is_not_known(told, monkeypatch, b):
+    model, _, _, how, _ = told
+    monkeypatch.setattr(model.config, "thinking", THINKING)
+    rows = torch.tensor(TOKENS[:, :6])
+    settings = {"budget": b, "max_new_tokens": 12, "pad_token_id": 0}
+    expected = model.generate(rows, **settings)
+    name = budget_generation.CACHE
+    cache = transformers.DynamicCache(config=model.config)
+    # An empty cache is used, as in transformers.
+    found = model.generate(rows, **settings, **{name: cache})
+    assert found.tolist() == expected.tolist()
+    cache = transformers.DynamicCache(config=model.config)
+    extra = {"budget_mask": torch.zeros(3, 4)} if how.positions == "response" else {}
+    with torch.no_grad():
+        model(rows[:, :4], budget=b, use_cache=True, **extra, **{name: cache})
+    message = f"^{name}: the KV cache contains 4 tokens, but this model has a budget embedding"
+    with pytest.raises(ValueError, match=message):
+        model.generate(rows, **settings, **{name: cache})
+
+
+def test_a_static_cache_serves_several_calls(told, monkeypatch):
+    model = told[0]
+    monkeypatch.setattr(model.config, "thinking", THINKING)
+    rows = torch.tensor(TOKENS[:, :6])
+    for b in (300, 8):
+        settings = {"budget": b, "max_new_tokens": 12, "pad_token_id": 0}
+        found = model.generate(rows, cache_implementation="static", **settings)
+        assert found.tolist() == model.generate(rows, **settings).tolist()
 
 
 def test_a_folder_that_does_not_say_how_a_budget_is_held_does_not_generate(told):

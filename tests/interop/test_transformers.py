@@ -1,5 +1,7 @@
 """An exported folder in plain transformers says what this package says, token for token."""
 
+import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -29,6 +31,8 @@ def own_modules(tmp_path, monkeypatch):
     modules = str(tmp_path / "modules")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
     monkeypatch.syspath_prepend(modules)
+    # The package of the copies, which still has the path of the test before.
+    monkeypatch.delitem(sys.modules, "transformers_modules", raising=False)
 
 
 class Folder:
@@ -107,6 +111,25 @@ def test_the_pipeline_takes_a_budget(tmp_path):
         assert texts == [ask.tokenizer.decode(ids) for ids in expected]
 
 
+@pytest.mark.parametrize("told", ["embedding", "prompt", "none"])
+def test_a_folder_that_was_saved_again_says_the_same(tmp_path, told):
+    """transformers copies the code of an embedding, but not the folder `custom_generate`."""
+    _, out = ledger_run(tmp_path, told)
+    questions = ledger_questions()[:3]
+    folder = Folder(out)
+    expected = folder.says(questions, [8] * 3)
+    saved = tmp_path / "saved"
+    folder.model.save_pretrained(saved)
+    folder.tokenizer.save_pretrained(saved)
+    assert not (saved / "custom_generate").exists()
+    if told != "embedding":
+        with pytest.raises(ValueError, match="not used by the model: .'budget'"):
+            Folder(saved).says(questions, [8] * 3)
+        # As docs/serving.md says.
+        shutil.copytree(out / "custom_generate", saved / "custom_generate")
+    assert Folder(saved).says(questions, [8] * 3) == expected
+
+
 def test_the_command_says_the_same_of_a_run_and_of_its_folder(tmp_path, capsys):
     from bacr_jax import generate as command
 
@@ -125,7 +148,7 @@ def test_bad_budgets_and_batches_are_value_errors_that_name_the_field(tmp_path):
     folder = Folder(out)
     ask = lambda budget, **how: folder.says(ledger_questions()[:2], [8, 8], budget=budget, **how)
     for bad in (-1, 8.5, "8", "high", [8], [8, -1], torch.tensor([8.0, 8.0]), True):
-        with pytest.raises(ValueError, match="^budget: found"):
+        with pytest.raises(ValueError, match="^budget: .*found"):
             ask(bad)
     folder.model.config.max_position_embeddings = 128
     with pytest.raises(ValueError, match="^budget: 120 allows .* 128 positions leave"):
@@ -212,3 +235,14 @@ def test_a_real_tokenizer_says_what_we_say(tmp_path, shared_data, qwen, conditio
     pick = lambda values: [values[i] for i in inside]
     found = folder.says(pick(asked_again), pick(budgets))
     assert_same(found, pick(expected), folder.model.generation_config.pad_token_id)
+
+
+@pytest.mark.parametrize("conditioning", [{}, {"budget_input": "prompt"}])
+def test_a_grace_window_says_what_we_say(tmp_path, shared_data, qwen, conditioning):
+    settings = {"min": 8, "max": 64, "grace": 6}
+    run, out = qwen_run(tmp_path, qwen, conditioning, budget=settings)
+    questions = math_questions(shared_data)[:8]
+    _, _, trunks = check(run, out, questions)
+    # Rows with a budget of 8, which end in the window.
+    counts = trunks.thinking[len(questions) : 2 * len(questions)]
+    assert counts.max() > 8

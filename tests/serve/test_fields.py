@@ -43,6 +43,14 @@ def test_settings_are_read():
     assert chat(max_completion_tokens=6, max_tokens=6).max_tokens == 6
 
 
+@pytest.mark.parametrize("read", [chat, completion])
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("obfuscation", [None, False, True])
+def test_options_of_a_stream_are_read(read, usage, obfuscation):
+    options = {"include_usage": usage, "include_obfuscation": obfuscation, "foo": None}
+    assert read(stream=True, stream_options=options).stream_usage == usage
+
+
 def test_without_a_seed_two_requests_differ():
     assert len({chat().seed for _ in range(4)}) > 1
 
@@ -92,6 +100,16 @@ def test_labels_and_neutral_values_are_ignored():
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": 1}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": "no"}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"stop": ["\n"]}, "stop"),

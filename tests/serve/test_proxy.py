@@ -2,18 +2,22 @@
 
 import asyncio
 import contextlib
+import threading
 
+import httpx
 import pytest
 
-from bacr_client import Server, read_rules
+from bacr_client import Server, read_rules, server
+from bacr_client.http_json import Timeouts
 from bacr_jax.config import Config
 from bacr_jax.config.settings import resolve
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.questions.ledger import ledger_tokenizer
+from bacr_serve.app import Limits, Service
 from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation
 from bacr_serve.proxy import ProxyBackend
-from serve_world import until
+from serve_world import chat, letter_policy, listening, until
 from served_world import CLOSE, END, FIVE, OPEN, WORD, Streaming
 
 PROMPT = (1, 9, 2)
@@ -120,6 +124,68 @@ def test_a_server_with_shorter_sequences_than_a_request_is_refused_at_the_start(
             asyncio.run(proxy(served.url, rules).start())
     with Streaming(length=needed) as served:
         asyncio.run(proxy(served.url, rules).start())
+
+
+class Slow(Streaming):
+    """Server that waits before it sends the headers or the first token, as with a full batch.
+
+    Attributes:
+      waits: seconds to wait, by place.
+    """
+
+    def __init__(self, place, seconds):
+        super().__init__(hangs=seconds if place == "between tokens" else 0.0)
+        self.waits = {place: seconds}
+
+    def wait(self, place):
+        threading.Event().wait(self.waits.get(place, 0.0))
+
+    def completion(self, body):
+        if body.get("stream"):
+            self.wait("headers")
+        return super().completion(body)
+
+    def stream_of(self, choice):
+        self.wait("first token")
+        yield from super().stream_of(choice)
+
+
+def slow_reply(monkeypatch, rules, place, seconds, limit, stream):
+    """The reply of `bacr serve` to a chat in front of a slow server.
+
+    Args:
+      place: place at which the server waits.
+      seconds: time that the server waits there in both of its replies.
+      limit: --timeout in seconds.
+      stream: True for a streamed reply.
+    """
+    # Shorter than the waits. These timeouts are those of training and must not be used here.
+    soon = Timeouts(first=0.1, between=0.1, whole=0.1)
+    monkeypatch.setattr(server, "timeouts_of", lambda call: soon)
+    with Slow(place, seconds) as served:
+        backend = proxy(served.url, rules)
+        asyncio.run(backend.start())
+        service = Service(backend, letter_policy(), limits=Limits(seconds=limit))
+        with listening(service) as url:
+            body = chat(budget=4, stream=stream)
+            return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+
+
+PLACES = ["headers", "first token", "between tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_request_may_wait_for_the_server_up_to_the_timeout(monkeypatch, rules, place, stream):
+    reply = slow_reply(monkeypatch, rules, place, seconds=0.3, limit=20.0, stream=stream)
+    assert reply.status_code == 200 and "error" not in reply.text
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_request_that_waits_longer_than_the_timeout_ends_with_504(monkeypatch, rules, place):
+    reply = slow_reply(monkeypatch, rules, place, seconds=2.0, limit=0.4, stream=False)
+    assert reply.status_code == 504
+    assert reply.json()["error"]["message"].startswith("timeout: the response was not complete")
 
 
 def test_a_request_that_is_left_ends_the_servers(rules):

@@ -30,7 +30,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--merge-budget-prompt",
         action="store_true",
-        help="write a plain Qwen2 folder without code, for a policy that reads its budget in the "
+        help="write a plain folder without code, for a policy that reads its budget in the "
         "prompt; the chat template writes the budget, and nothing enforces it",
     )
     parser.add_argument(

@@ -283,9 +283,10 @@ class Loop:
         if pad is None:
             pad = int(self.rules.ends.nonzero()[0])
         ids = input_ids
-        # Input tokens of the next forward pass.
-        new_ids = input_ids
         cache = model_kwargs.pop(CACHE, None)
+        # Input tokens of the next forward pass, and True if they belong to the response.
+        new_ids = input_ids[:, _cached_length(cache, model, input_ids.shape[1]) :]
+        is_response = False
         mask = model_kwargs.pop("attention_mask", None)
         if mask is None:
             mask = torch.ones_like(ids)
@@ -302,7 +303,7 @@ class Loop:
                 use_cache=True,
                 logits_to_keep=1,
                 **{CACHE: cache},
-                **budget_arguments(new_ids, new_ids is not input_ids),
+                **budget_arguments(new_ids, is_response),
                 **model_kwargs,
             )
             cache = output[CACHE]
@@ -312,11 +313,9 @@ class Loop:
                 all_logits.append(logits)
             if config.output_scores:
                 all_scores.append(scores)
-            if config.do_sample:
-                drawn = torch.multinomial(scores.softmax(-1), 1)[:, 0]
-            else:
-                drawn = scores.argmax(-1)
+            drawn = _draw(scores, config.do_sample)
             new_ids = rows.take(drawn, pad)[:, None]
+            is_response = True
             ids = torch.cat([ids, new_ids], dim=-1)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
             if self.streamer is not None:
@@ -332,6 +331,41 @@ class Loop:
             logits=tuple(all_logits) or None,
             **{CACHE: cache},
         )
+
+
+def _draw(scores, do_sample):
+    """Returns a sampled token of each row, or the token with the highest score."""
+    if do_sample:
+        return torch.multinomial(scores.softmax(-1), 1)[:, 0]
+    return scores.argmax(-1)
+
+
+def _cached_length(cache, model, prompt_length):
+    """Returns the number of prompt tokens whose keys and values are in the caller's KV cache.
+
+    Args:
+      cache: KV cache, or None.
+      model: exported model.
+      prompt_length: number of tokens of the prompts, including padding.
+
+    Raises:
+      ValueError: if the cache is not empty and can't be used.
+    """
+    length = 0 if cache is None else int(cache.get_seq_length())
+    if length and hasattr(model, "embed_budgets"):
+        # The cache does not contain the budgets with which it was computed.
+        raise ValueError(
+            f"{CACHE}: the KV cache contains {length} tokens, but this model has a budget "
+            "embedding, so its keys and values depend on the budget; leave out the cache, or pass "
+            "an empty one"
+        )
+    if length and length >= prompt_length:
+        raise ValueError(
+            f"{CACHE}: the KV cache contains {length} tokens, but the prompt has only "
+            f"{prompt_length}; pass the whole prompt and a cache of its first tokens, at most "
+            f"{prompt_length - 1}"
+        )
+    return length
 
 
 def conditions(model, budgets):
@@ -413,6 +447,32 @@ def _with_length(settings, arguments, width, needed):
     return settings, arguments
 
 
+def _allow_all_tokens(model, settings, arguments):
+    """Sets `top_k` to 0 (all tokens) for sampling, unless the caller or the folder has set it.
+
+    Otherwise transformers would sample only from the 50 most likely tokens.
+
+    Args:
+      model: exported model.
+      settings: copy of the caller's generation config, or None. Changed in place.
+      arguments: keyword arguments of `generate`. Changed in place.
+    """
+
+    def value_of(name):
+        if name in arguments:
+            return arguments[name]
+        value = getattr(settings, name, None)
+        return getattr(model.generation_config, name) if value is None else value
+
+    # transformers warns if `top_k` is set for greedy decoding.
+    if not value_of("do_sample") or value_of("top_k") is not None:
+        return
+    if settings is None:
+        arguments["top_k"] = 0
+    else:
+        settings.top_k = 0
+
+
 def generate(inputs=None, *, model, budget=None, generation_config=None, streamer=None, **others):
     """Generates like transformers' `generate`, and enforces a thinking budget.
 
@@ -422,8 +482,11 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
       budget: thinking budget, see `read_budgets`.
       generation_config: as in transformers.
       streamer: as in transformers.
-      **others: as in transformers. If no length is set, each row is generated until its answer
-        ends.
+      **others: as in transformers, with three differences. If no length is set, each row is
+        generated until its answer ends. `top_k` is 0 (all tokens) by default, not 50. A KV cache
+        that is not empty must contain the first tokens of the prompts, but not all of them. A model
+        with a budget embedding refuses such a cache, because keys and values depend on the budget
+        with which they were computed.
 
     Returns:
       Token ids of the prompts, each followed by its thinking, closing text and answer.
@@ -444,6 +507,11 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     if ids is None:
         raise ValueError("input_ids: the prompt is missing; pass its token ids")
     mask = others.get("attention_mask")
+    if mask is not None and mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask: the shape is {tuple(mask.shape)}, but the prompts have the shape "
+            f"{tuple(ids.shape)}; pass whole prompts and a mask of the same shape"
+        )
     if mask is not None and not bool(mask[:, -1].all()):
         raise ValueError(
             "attention_mask: the prompts are padded on the right, but must be padded on the "
@@ -460,6 +528,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     needed = max(limits) + thinking["grace"] + _suffix_length(thinking)
     needed += thinking["answer_tokens"]
     config, others = _with_length(generation_config, others, ids.shape[1], needed)
+    _allow_all_tokens(model, config, others)
     # Create the rules once per device.
     rules_by_device = model.__dict__.setdefault("_budget_rules", {})
     if ids.device not in rules_by_device:

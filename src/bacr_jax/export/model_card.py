@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,22 @@ class Exported:
         return budget_words(resolve(self.config).task.budget_text, self.style)
 
 
-def license_of(base: Path | None) -> str | None:
+@dataclass(frozen=True)
+class License:
+    """The license of a model.
+
+    Attributes:
+      name: name of the license.
+      metadata: entries of a model card's header. The Hub accepts only identifiers of its list as
+        `license`, and the name of another license as `license_name`. Empty if no such entries are
+        known.
+    """
+
+    name: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def license_of(base: Path | None) -> License | None:
     """Returns the license of a model folder, or None if it is unknown.
 
     The license is read from the metadata of the model card, else from the first line of a license
@@ -74,7 +89,7 @@ def license_of(base: Path | None) -> str | None:
         head = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
         metadata = (yaml.safe_load(head[1]) if head else None) or {}
         if isinstance(metadata, dict) and isinstance(metadata.get("license"), str):
-            return str(metadata.get("license_name") or metadata["license"])
+            return _license_in(metadata)
     except (OSError, ValueError, yaml.YAMLError):
         pass
     for name in _LICENSES:
@@ -83,8 +98,24 @@ def license_of(base: Path | None) -> str | None:
         except (OSError, ValueError):
             continue
         if lines:
-            return lines[0].strip()
+            return License(lines[0].strip())
     return None
+
+
+def _license_in(metadata: Mapping[str, Any]) -> License:
+    """Returns the license in the metadata of a model card, in which `license` is a text."""
+    identifier = metadata["license"]
+    name = str(metadata.get("license_name") or identifier)
+    if not re.fullmatch(r"[a-z0-9.-]+", identifier):
+        return License(name)
+    entries = {"license": identifier}
+    if identifier == "other" and name != identifier:
+        entries["license_name"] = name
+    link = metadata.get("license_link")
+    # A relative link is the name of a file in the base's folder, which is not exported.
+    if identifier == "other" and isinstance(link, str) and re.match("https?://", link):
+        entries["license_link"] = link
+    return License(name, entries)
 
 
 def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -129,10 +160,10 @@ def _table_row(mode: str, entries: Mapping[str, Any], budgets: Iterable[str]) ->
 def model_card(exported: Exported) -> str:
     """Returns the text of the model card, with accuracies from the run's evaluations."""
     config = exported.config
-    license_name = license_of(exported.base)
+    base_license = license_of(exported.base)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if license_name and re.fullmatch(r"[a-z0-9.-]+", license_name):
-        head["license"] = license_name
+    if base_license is not None:
+        head.update(base_license.metadata)
     system = config.data.system_prompt
     with malformed_files_refused(f"{exported.run}: evaluations of step {exported.step} hold"):
         tables = list(_tables(exported))
@@ -149,7 +180,7 @@ def model_card(exported: Exported) -> str:
         base=exported.base and f"`{exported.base.absolute().name}`",
         sets=[name.partition("?")[0] for _, name in mixture(config.data.train)],
         system=None if system is None else json.dumps(system, ensure_ascii=False),
-        license=license_name,
+        license=base_license and base_license.name,
         version=__version__,
         commit=commit(),
     )
