@@ -32,9 +32,12 @@ _HOLLOW = re.compile(r"[\s.…]*|\\[lc]?dots")
 _ONLY_GLUE = re.compile(r"(?:[^0-9A-Za-z]|\\q?quad(?![A-Za-z])){0,12}\Z")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _GSM8K_MARK = "####"
+_ANY_MARK = re.compile("####+")
 # The mark before the answer of a solution: at the start of a line, or a separate word of a solution
 # whose line breaks were removed. A mark within a sentence, such as "base ####, 4", is not matched.
 _ANSWER_MARK = re.compile(r"^[^\S\n]*####(?!#)|(?<=\s)####(?=\s)", re.MULTILINE)
+# A line that contains only a number, such as "1,200" or "$3.50".
+_NUMBER_LINE = re.compile(r"[^\S\n]*[-+]?[$€£]?\d[\d,]*(?:[./]\d+)?[^\S\n]*[%.]?[^\S\n]*(?:\n|\Z)")
 
 _COMMAND_OR_TEXT = re.compile(
     r"\\(?:begin|end|text|mbox|mathrm|textbf|textit|textrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+"
@@ -316,16 +319,16 @@ def open_answer(text: str) -> Extracted:
 def reference_answer(text: str) -> str:
     """Extracts the answer from a reference, which may be a full solution.
 
-    The answer is the content of the last boxes. Without a box, it is the last line if this line is
-    marked by "####", otherwise the last sentence of the form "final answer is ...", otherwise the
-    whole reference.
+    The answer is the content of the last boxes. Without a box, it is the line that is marked by
+    "####" (see `answer_mark`), otherwise the last sentence of the form "final answer is ...",
+    otherwise the whole reference.
     """
     box = last_box(text)
     if box is not None:
         return box_run(text, box, adjacent=True) or box.content
     mark = answer_mark(text)
     if mark is not None:
-        return text[mark.end() :].strip()
+        return text[mark.end() :].strip().partition("\n")[0].strip()
     # Solutions written as prose contain math delimiters and state the answer in a sentence.
     stated_answer = last_sentence(FINAL, text) if has_delimiters(text) else None
     return stated_answer or text.strip()
@@ -334,15 +337,29 @@ def reference_answer(text: str) -> str:
 def answer_mark(text: str) -> re.Match[str] | None:
     """Returns the "####" before the final answer of a solution, or None if missing.
 
-    The answer must be the last line of the solution, because "####" at the start of any other line
-    is a Markdown heading.
+    The last "####" of the text marks the answer if the rest of its line is the last line of the
+    text, is a number, or is followed only by a line such as "The answer is: 72". Otherwise it is a
+    Markdown heading. Without blanks around it, as in "72.#### 72", it marks only a number at the
+    end of the text.
     """
+    if _GSM8K_MARK not in text:
+        return None
     last = None
     for mark in _ANSWER_MARK.finditer(text):
         last = mark
-    if last is None or "\n" in text[last.end() :].strip():
-        return None
-    return last
+    if last is None:
+        for mark in _ANY_MARK.finditer(text):
+            last = mark
+        assert last is not None
+        number = _NUMBER_LINE.match(text, last.end())
+        is_last = number is not None and not text[number.end() :].strip()
+        return last if is_last else None
+    after = text[last.end() :].strip()
+    rest = after.partition("\n")[2].strip()
+    is_repeated = "\n" not in rest and STATED.search(rest) is not None
+    if not rest or is_repeated or _NUMBER_LINE.match(after):
+        return last
+    return None
 
 
 def _marked_line(text: str) -> str | None:

@@ -211,10 +211,11 @@ def check_inputs(study: Study, runs: Sequence[PlannedRun]) -> None:
     faults = faults_of(*checks)
     if faults:
         raise UserError(*faults)
-    # The evaluation depends only on the task, the model and the data.
+    # The checks depend only on the task, the model, the data and the grace window.
     run_of_inputs = {}
     for run in runs:
-        run_of_inputs[run.task, repr((run.config.model, run.config.data))] = run
+        config = run.config
+        run_of_inputs[run.task, repr((config.model, config.data, config.budget.grace))] = run
     checks = [functools.partial(check_evaluation, study, run) for run in run_of_inputs.values()]
     faults = faults_of(*checks)
     if faults:

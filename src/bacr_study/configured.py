@@ -157,8 +157,8 @@ def _evaluated_questions(name: str, data: DataConfig, evaluation: Evaluation) ->
 def check_evaluation(study: Study, run: PlannedRun) -> None:
     """Checks, before a run is trained, that its evaluation will find what it needs.
 
-    The sets of `tasks.ID.data` can be read, the budgets of the task fit into the positions of the
-    model, and there are problems of the task's hard levels.
+    The sets of `tasks.ID.data` can be read, no budget of the task alone exceeds the positions of
+    the model, and there are problems of the task's hard levels.
 
     Raises:
       UserError: if one of these conditions is not met.

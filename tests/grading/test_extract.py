@@ -97,14 +97,35 @@ def test_a_marked_last_line_is_the_answer_of_a_reference(text, answer):
     [
         "#### Step 1\nAdd 2 and 2.\n\n#### Conclusion\nThe total is **4**.",
         "I restate it.\n\n#### Step 1\nIt is 4.",
-        "Add 2 and 2.\n#### 4\nCheck: 4 - 2 = 2.",
+        "Add 2 and 2.\n#### Four\nCheck: 4 - 2 = 2.",
+        "Add 2 and 2.\n#### 4\nSo it is.\n#### Remarks\nThe answer is 4.\nEnd.",
         "In base ####, 4.",
+        "The total is 4.####5 clips",
         "Add 2 and 2.\n##### Four",
     ],
 )
 def test_a_heading_marks_no_answer_of_a_reference(text):
     assert reference_answer(text) == text
     assert answer_mark(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        # The form of MetaMathQA.
+        ("5 * 22 = 110\n#### 110\nThe answer is: 110", "110"),
+        ("Half of x.\n#### x/2\n\nThe answer is: x/2\n", "x/2"),
+        ("Add 70 and 2.\n#### 72\n\nUnits: clips", "72"),
+        ("Add 70 and 2.\r\n#### $1,072.50\r\n", "$1,072.50"),
+        ("Add 70 and 2.\n#### 72\nSo there\nare 72.", "72"),
+        # Line breaks were removed without a blank, or the mark is longer.
+        ("The total is 72.#### 72", "72"),
+        ("The total is 72.####72 ", "72"),
+        ("Add 70 and 2.\n##### 72", "72"),
+    ],
+)
+def test_a_marked_number_or_an_answer_that_is_repeated_is_the_answer(text, answer):
+    assert reference_answer(text) == answer
 
 
 def test_a_mark_is_found_in_linear_time():

@@ -257,6 +257,22 @@ def test_two_runs_on_one_server_are_an_error_of_the_run_that_lost_its_weights(wo
     assert str(refused.value) == message
 
 
+def test_a_server_that_was_restarted_is_left_out_until_the_next_weights(world, tmp_path):
+    printed = []
+    servers = [Local(world), Local(world, "http://two")]
+    made = fleet(world, servers, tmp_path, print_line=printed.append)
+    rolled(world, made)
+    servers[1].loaded.append("default")
+    made.load(world.params, 0)
+    assert made.alive == servers[:1]
+    assert printed == [
+        "WARNING, rollout.urls: http://two was restarted and has other weights; 1 of 2 servers "
+        "continue"
+    ]
+    rolled(world, made, 1)
+    assert len(made.alive) == 2
+
+
 def test_runs_have_different_names_on_servers(world, tmp_path):
     assert len({fleet(world, [], tmp_path).name for _ in range(3)}) == 3
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.config.settings import resolve
+from bacr_jax.errors import UserError
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import MeshShape
@@ -175,6 +176,36 @@ def test_a_finished_warm_up_compiles_no_first_step(world, folder, warm, tmp_path
     WarmupPaths(shared).identity.write_text("{}")
     initial_state(run, folder, Progress())
     assert "reading finished weights" in capsys.readouterr().out
+
+
+def test_a_resumed_run_reads_a_finished_warm_up_without_its_traces(
+    world, folder, tmp_path, monkeypatch
+):
+    """They may have been edited since, or be refused by newer checks."""
+    run, _ = world
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    WarmupPaths(shared).identity.write_text("{}")
+    run = changed(run, warmup={"steps": 5, "dir": str(shared)})
+    read = []
+
+    def warm_up(settings, fingerprint, policy, place, *, texts_digest, **rest):
+        read.append(texts_digest)
+        return qwen2.init(jax.random.key(9), policy.learner.model)
+
+    def refuse(*_):
+        raise UserError("a trace has a tag")
+
+    monkeypatch.setattr(initialize, "warm_up", warm_up)
+    monkeypatch.setattr(initialize, "_warmup_data", refuse)
+    with pytest.raises(UserError, match="a trace has a tag"):
+        initial_state(run, folder, Progress(enabled=False))
+    (folder.checkpoints / "3").mkdir(parents=True)
+    try:
+        initial_state(run, folder, Progress(enabled=False))
+    finally:
+        (folder.checkpoints / "3").rmdir()
+    assert read == [None]
 
 
 def test_a_method_without_a_stage_of_its_own_starts_as_it_is(world):

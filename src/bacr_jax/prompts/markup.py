@@ -30,14 +30,16 @@ def reserved_texts(tokenizer: Any, style: PromptFormat, rules: DecodeRules) -> l
     """Returns the texts that must not occur in a supervised trace or answer.
 
     These are the tags of the prompt format, the tokens that end the turn, and the added tokens that
-    are never sampled, such as the start of a turn.
+    are never sampled, such as the start of a turn. Some tokenizers have added tokens that are a
+    single ordinary character, which are not reserved.
     """
     texts = [style.think_open, style.think_close, style.answer_close]
     all_tokens = vocabulary(tokenizer)
     texts += [all_tokens[index].decode(errors="replace") for index in np.flatnonzero(rules.eos)]
     allowed = np.asarray(rules.allowed_tokens)
     for index, token in tokenizer.added_tokens_decoder.items():
-        if not allowed[index]:
+        is_character = not token.special and len(token.content.strip()) == 1
+        if not allowed[index] and not is_character:
             texts.append(token.content)
     # Formats may end an answer with a blank line, which is ordinary text.
     return [text for text in dict.fromkeys(text.strip() for text in texts) if text]

@@ -8,6 +8,7 @@ servers.
 import asyncio
 import dataclasses
 import functools
+import re
 import secrets
 import shutil
 import time
@@ -45,6 +46,8 @@ _START_INTERVAL = 2.0
 _START_TIMEOUT = 3600.0
 # Maximum number of concurrent requests to a server during a check of its weights.
 _CHECKS_AT_ONCE = 16
+# Name of a version of weights that a run has sent, see `Fleet.name`.
+_VERSION_NAME = re.compile(r"\w+-\d+")
 # HTTP status codes of invalid requests, which every other server would reject as well.
 _WRONG_REQUEST = (400, 422)
 # HTTP status codes of at least this value mean that the server, or a proxy in front of it, is not
@@ -225,7 +228,8 @@ class Fleet:
         """Checks that the servers still have the weights that this run sent to them.
 
         Another learner that uses the same server replaces them, and both would then train on
-        samples of the other policy.
+        samples of the other policy. A server that was restarted since then reports a name that is
+        not a run's, and is marked as lost.
 
         Raises:
           UserError: a server has the weights of another run.
@@ -236,12 +240,15 @@ class Fleet:
         work = [self._reported_version(server) for server in servers]
         versions = asyncio.run(together(work, len(work), poll))
         for server, reported in zip(servers, versions):
-            if server in self.alive and reported != expected:
+            if server not in self.alive or reported == expected:
+                continue
+            if _VERSION_NAME.fullmatch(str(reported)):
                 raise UserError(
                     f"rollout.urls: {server.url} reports weights of version {reported!r:.40}, but "
                     f"this run has loaded version {expected!r}, so another run uses the same "
                     "server; use different servers for each run"
                 )
+            self._lose(server, EngineError(f"{server.url} was restarted and has other weights"))
 
     async def _reported_version(self, server: Server) -> Any:
         """Returns the version of a server's weights. Marks the server as lost if it has failed."""

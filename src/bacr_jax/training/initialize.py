@@ -37,7 +37,7 @@ from bacr_jax.questions.source import Split
 from bacr_jax.rollout import Callbacks
 from bacr_jax.runs import history, initial, setup
 from bacr_jax.runs.agreement import input_facts, refuse_if_processes_differ
-from bacr_jax.runs.folder import RunFolder, WarmupPaths
+from bacr_jax.runs.folder import RunFolder, WarmupPaths, steps_in
 from bacr_jax.runs.progress import Progress
 from bacr_jax.runs.restarts import give_up_reason
 from bacr_jax.training.algorithm import iterate
@@ -408,6 +408,15 @@ class _WarmupData:
     texts_digest: str | None = None
 
 
+def _no_data(*_: Any) -> Any:
+    """Stands for data that a finished warm-up does not read."""
+    raise AssertionError("a finished warm-up reads no data")
+
+
+# Data of a finished warm-up whose weights are read.
+_UNUSED_DATA = _WarmupData(_no_data, (), _no_data)
+
+
 def _warmup_data(settings: WarmupSettings, task_data: TaskData) -> _WarmupData:
     """Returns the warm-up data, from the synthetic ledger task or the training set's traces."""
     largest_budget = settings.largest_budget
@@ -443,7 +452,11 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
     task_data = _warmup_task_data(settings, run.task_data).exactly_graded()
     is_finished = WarmupPaths(warmup_folder).identity.exists()
     compiles_ahead = can_compile_ahead(run) and not is_finished
-    data = _warmup_data(settings.warmup, task_data)
+    if is_finished and steps_in(folder.checkpoints):
+        # A resumed run only reads the weights, and its traces may have been edited since.
+        data = _UNUSED_DATA
+    else:
+        data = _warmup_data(settings.warmup, task_data)
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
         if style is None:

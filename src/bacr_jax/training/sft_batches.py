@@ -143,16 +143,14 @@ class SftBatches:
                 "its vocabulary lacks some of these characters; write it without them"
             )
 
-        all_texts = "\n".join(texts)
         for tag in self._reserved:
-            if tag not in all_texts:
-                continue
-            for row, text in enumerate(texts):
-                if tag in text:
-                    raise UserError(
-                        f"{name(row)} contains {tag!r}, which is a tag of the prompt format or a "
-                        "control token; write only the text between the tags"
-                    )
+            rows = [row for row, text in enumerate(texts) if tag in text]
+            if rows:
+                others = f" (and {len(rows) - 1:,} others)" if len(rows) > 1 else ""
+                raise UserError(
+                    f"{name(rows[0])}{others} contains {tag!r}, which is a tag of the prompt "
+                    "format or a control token; write only the text between the tags"
+                )
         with_ending = [text + ending for text in texts]
         ids: list[list[int]] = tokenize(self._tokenizer, with_ending, refusal)["input_ids"]
         return ids
