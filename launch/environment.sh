@@ -47,14 +47,19 @@ load_environment() {
   local settings
   settings="$(settings_of "$1")"
   # JAX preallocates this fraction of each GPU's memory. The rest is for the CUDA context, NCCL's
-  # buffers, and the workspaces of cuBLAS and cuDNN. `bacr plan` assumes the same fraction.
-  : "${XLA_PYTHON_CLIENT_MEM_FRACTION:=0.92}"
+  # buffers, and the workspaces of cuBLAS and cuDNN. `bacr plan` assumes the same fraction. jaxlib
+  # refuses to start if both variables are set.
+  local fraction=XLA_CLIENT_MEM_FRACTION
+  if [ -z "${XLA_CLIENT_MEM_FRACTION:-}" ]; then
+    fraction=XLA_PYTHON_CLIENT_MEM_FRACTION
+    : "${XLA_PYTHON_CLIENT_MEM_FRACTION:=0.92}"
+  fi
   # Also caches programs that compile fast if JAX_COMPILATION_CACHE_DIR is set. Without this variable,
   # bacr train caches them in a folder whose size it limits.
   : "${JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS:=0}"
   # NCCL prints the reason if it can't connect.
   : "${NCCL_DEBUG:=WARN}"
-  launch_exports=(XLA_PYTHON_CLIENT_MEM_FRACTION NCCL_DEBUG)
+  launch_exports=("$fraction" NCCL_DEBUG)
   launch_exports+=(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS)
   # shellcheck source=/dev/null
   . "$launch_dir/$settings.env"

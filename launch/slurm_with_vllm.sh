@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on several nodes with Slurm and vLLM (rollout.engine=vllm). The first node is the learner and
-# uses all its GPUs. Each other node runs a vLLM server that samples on all GPUs of the node. Not
-# tested on GPUs yet.
+# uses all its GPUs. Each other node runs a vLLM server per GPU, on the ports 8000, 8001, ... The policy
+# must fit on one GPU in bfloat16. Not tested on GPUs yet.
 #
 #   sbatch --nodes 3 launch/slurm_with_vllm.sh --weights DIR [--gpu NAME] [--python PYTHON]
 #       [--dry-run] --config F [key.sub=value ...]
@@ -56,13 +56,17 @@ read -r -d '' -a nodes <<<"${BACR_NODES:-}" || true
 
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"
-samplers=("${nodes[@]:1}") urls=""
+# One server per GPU, because vLLM splits a model only if the number of its attention heads is divisible
+# by the number of GPUs: Qwen2.5-1.5B has 12 and Qwen2.5-7B has 28.
+samplers=("${nodes[@]:1}") gpus="${SLURM_GPUS_ON_NODE:-8}" urls=""
 for node in "${samplers[@]}"; do
-  urls+="${urls:+, }http://$node:8000"
+  for ((i = 0; i < gpus; i++)); do
+    urls+="${urls:+, }http://$node:$((8000 + i))"
+  done
 done
 servers=(srun --overlap --nodes "${#samplers[@]}" --ntasks "${#samplers[@]}")
 servers+=(--nodelist "$(IFS=, && echo "${samplers[*]}")" "$here/sampler.sh" --weights "$weights")
-servers+=(--python "$python" --tensor-parallel-size "${SLURM_GPUS_ON_NODE:-8}")
+servers+=(--python "$python" --gpus "$gpus")
 train=(srun --overlap --nodes 1 --ntasks 1 --nodelist "${nodes[0]}")
 train+=("${PYTHON:-python}" -m bacr_jax.train "${rest[@]}" rollout.engine=vllm)
 train+=("rollout.urls=[$urls]" "rollout.weights_dir=$weights")

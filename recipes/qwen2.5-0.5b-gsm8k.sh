@@ -11,7 +11,8 @@
 #   --gpu      use 16-bit weights and products, for one GPU with 24 GB; the default is for two CPU cores with 24 GB
 #   --out      a new folder, runs/recipe-qwen2.5-0.5b-gsm8k by default; needs 30 GB
 # All other arguments are overrides of the training config, such as data.dir=DIR. An interrupted recipe continues where
-# it stopped. Needs the extra parity (torch) for the last step.
+# it stopped. Needs the extra hub to get the data and the model, and the extra parity (torch) for answers in
+# transformers.
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"

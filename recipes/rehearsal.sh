@@ -10,7 +10,8 @@
 #   --out        a new folder, runs/recipe-rehearsal by default; needs a few GB
 #   --data       a folder or an archive with a copy of GSM8K; by default it is downloaded from the hub
 #   --tokenizer  a folder with Qwen2.5's tokenizer, models/Qwen2.5-0.5B-Instruct by default
-# Needs torch (extra parity) and 16 GiB of memory. Takes at most 20 minutes on two cores.
+# Needs the extra hub to get the data, the extra parity (torch), and 16 GiB of memory. Takes at most 20
+# minutes on two cores.
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"

@@ -15,10 +15,19 @@ read_options() {
       --out) needs_value "$1" $#; out="$2"; shift 2 ;;
       --dry-run) dry_run=1; shift ;;
       -h | --help) show_help "$0"; exit 0 ;;
-      *=*) keys+=("$1"); shift ;;
+      *=*) add_key "$1"; shift ;;
       *) die "command line: found '$1'; see --help" ;;
     esac
   done
+}
+
+# Adds an override of the training config to keys. The later steps of a recipe read the run in $out.
+add_key() {
+  local word="${1//[[:space:]\"\']/}"
+  case "$word" in
+    output.dir=* | output={dir:* | output={*,dir:*) die "$1: a recipe has its own output folder; use --out DIR" ;;
+  esac
+  keys+=("$1")
 }
 
 # Runs bacr with the selected interpreter, because the command `bacr` may not be on the PATH.

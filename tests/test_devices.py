@@ -119,7 +119,9 @@ def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(
     for left in (process for index, process in enumerate(every) if index != lost):
         _, err = finish(left, code=75)
         assert time.monotonic() - began < 60
-        (line,) = [line for line in err.splitlines() if line and not GLOO.search(line)]
+        # On a busy machine, processes can wait for each other at the start.
+        ignored = re.compile(rf"^waiting for the other processes|{GLOO.pattern}")
+        (line,) = [line for line in err.splitlines() if line and not ignored.search(line)]
         named = rf"process {lost} on .* was lost at step \d+ \([\w ]+\): it {says}"
         assert re.match(named, line) and "run the same command to continue" in line
     if by == signal.SIGSTOP:
@@ -143,7 +145,7 @@ for key in values:
         agreement.refuse_if_processes_differ(agreement.start_facts(other, {}))
         said = "free"
     except UserError as error:
-        assert f"differs in {key} (" in str(error)
+        assert f"because these differ: {key} (" in str(error)
         assert str(error).count('"another" in process 1') == 1
         said = "refused"
     print("key", key, said, flush=True)

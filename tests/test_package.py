@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import bacr_jax
 
@@ -68,6 +69,15 @@ assert qwen2 is bacr_jax.qwen2 and qwen2.forward
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("system", "is_needed"), [("linux", True), ("darwin", False)])
+def test_the_gpu_compiler_is_installed_where_it_exists(system, is_needed):
+    """JAX's CUDA plugin has no wheel for macOS, so pip would refuse the extra."""
+    (compiler,) = map(Requirement, PROJECT["optional-dependencies"]["plan"])
+    assert compiler.extras == {"cuda12-local"}
+    marker = compiler.marker
+    assert (marker is None or marker.evaluate({"sys_platform": system})) == is_needed
 
 
 def test_another_packages_command_keeps_its_own_hook_for_errors(tmp_path):

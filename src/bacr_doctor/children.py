@@ -20,6 +20,7 @@ from typing import Any
 
 from bacr_doctor.records import Record, Subject
 from bacr_jax.config.atomics import allow_fast_additions
+from bacr_jax.config.gpus import set_memory_fraction
 from bacr_jax.errors import UserError, reason_of
 
 # Time limits in seconds: for all checks together, for one check, and for the first check of each
@@ -184,8 +185,11 @@ def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
       allowed: time limit in seconds above which a check counts as hanging, unless the machine is
         busy.
     """
+    # Imported here because it imports JAX, which --help does not need.
+    from bacr_jax.parallel import processes
+
     load = os.getloadavg()[0]
-    cores = len(os.sched_getaffinity(0))
+    cores = processes.cores()
     busy = load > _BUSY_LOAD * cores
     if seconds >= allowed and not busy:
         return check.broken_record(f"has not ended after {seconds:.0f} s")
@@ -267,7 +271,9 @@ def _run_in_child(
     with open(output_path, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    # Do not preallocate GPU memory, because a check may start other processes that need it.
+    # Allow as much GPU memory as a training run, but do not preallocate it, because a check may
+    # start other processes that need it.
+    set_memory_fraction()
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     # Set the same XLA flag as a training run.
     allow_fast_additions()

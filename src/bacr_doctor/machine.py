@@ -23,11 +23,13 @@ from bacr_client.fingerprint import MANIFEST, file_digests
 from bacr_doctor.records import Record, Subject, ok_or_broken
 from bacr_grading import Grader
 from bacr_jax.config import io as config_io
+from bacr_jax.config.gpus import has_driver
 from bacr_jax.errors import UserError
 from bacr_jax.files import replace_file
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.model.hf.hub import local_folder
 from bacr_jax.model.hf.reading import check_folder
+from bacr_jax.parallel import processes
 from bacr_jax.prompts.encoding import encode_prompts, eos_ids, frame
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import decode_ids, load_tokenizer
@@ -132,7 +134,7 @@ def devices(subject: Subject) -> Record:
     measured = f"{len(jax_devices)} x {first.device_kind}"
     if limit:
         measured += f", {limit / 2**30:.1f} GiB each for JAX"
-    cores = len(os.sched_getaffinity(0))
+    cores = processes.cores()
     load = os.getloadavg()[0]
     measured += f"; host {host_gib:.0f} GiB, {cores} cores, load {load:.1f}"
     status = _output_of("nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader")
@@ -142,8 +144,7 @@ def devices(subject: Subject) -> Record:
         "limit": limit,
         "nvidia_smi": [status, topology],
     }
-    has_driver = Path("/proc/driver/nvidia/version").is_file()
-    if has_driver and first.platform != "gpu":
+    if has_driver() and first.platform != "gpu":
         advice = 'run pip install -e ".[cuda12]" (or cuda13), and leave JAX_PLATFORMS unset'
         measured += "; a GPU's driver is installed, but JAX does not use a GPU"
         return Record("warn", measured, advice, values=values)

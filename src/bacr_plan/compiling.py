@@ -100,7 +100,8 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
         source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
     elif compiler == "gpu":
         source = (
-            f'{by_cpus}; the GPU compiler is not installed (pip install -e ".[plan]" in a clone)'
+            f"{by_cpus}; the GPU compiler is not installed (on Linux, run "
+            'pip install -e ".[plan]" in a clone)'
         )
     else:
         source = f"{by_cpus} (--compile cpu)"

@@ -11,6 +11,7 @@ the plans for A100, H100 and H200 have been compared with programs compiled for 
 
 from dataclasses import dataclass
 
+from bacr_jax.config.gpus import MEMORY_FRACTION as MEMORY_FRACTION
 from bacr_jax.errors import UserError
 
 GIB = 2**30
@@ -87,11 +88,6 @@ DEVICES = {
     "h200": Device("NVIDIA H200", 141.0, 989e12, 4800e9, _NVLINK_4, (9, 0), 132, 50, 1.98),
     "b200": Device("NVIDIA B200", 178.0, 2250e12, 7672e9, _NVLINK_5, (10, 0), 148, 126.5, 1.965),
 }
-
-# Fraction of the GPU's memory that JAX may use. The launch scripts set
-# XLA_PYTHON_CLIENT_MEM_FRACTION to this value. The rest is needed outside of JAX's memory pool for
-# the CUDA context, NCCL's buffers and the workspaces of cuBLAS and cuDNN.
-MEMORY_FRACTION = 0.92
 
 
 def find(name: str) -> Device:

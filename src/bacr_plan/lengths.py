@@ -21,8 +21,10 @@ from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 
-# Upper bound on the number of forced tokens between thinking and answer. The longest suffix,
-# "\n</think>\n<answer>\n", has 7 tokens with Qwen2.5's tokenizer.
+# Assumed number of forced tokens between thinking and answer. With Qwen2.5's tokenizer, suffixes of
+# the formats think_answer and budget_solution have 7 tokens, of boxed 8, and of native 12. Other
+# tokenizers and data.closing_text can give longer suffixes. A plan is then too low by a few tokens
+# per answer.
 SUFFIX_TOKENS = 8
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bacr_jax.config.settings import resolve
+from bacr_jax.methods import load_method
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
 from bacr_plan import costs, memory, schedule, search, seconds
@@ -259,7 +261,7 @@ class Plan:
 
         Returns:
           The setting and the resulting duration of the updates in seconds. None if the run does not
-          fit, or if no such setting exists.
+          fit, if no such setting exists, or if updates would not be clearly faster.
         """
         if not self.fits:
             return None
@@ -268,6 +270,8 @@ class Plan:
             return None
         changed = dataclasses.replace(self.work, remat=remat)
         by_phase = seconds.step_seconds(changed, self.layout, self.device, self.iteration)
+        if by_phase["update"] >= _WORTH * self.predictions[self.device_name]["update"]:
+            return None
         return remat, by_phase["update"]
 
     @functools.cached_property
@@ -326,6 +330,33 @@ class Plan:
     def splits(self) -> list[DeviceSplit]:
         """Returns the possible splits of these devices between a learner and vLLM servers."""
         return seconds.splits(self.work, self.layout, self.device, self.iteration)
+
+    @functools.cached_property
+    def not_counted(self) -> list[str]:
+        """Describes the work of the run's method that the predicted durations do not contain.
+
+        Its amount depends on the policy's answers, so it can't be predicted from the config.
+        """
+        settings = resolve(self.work.config).method
+        method = load_method(settings)
+        lines = []
+        sampling = method.dynamic_sampling
+        if sampling is not None and sampling.max_rounds > 1:
+            lines.append(
+                f"rollout: 1 to {sampling.max_rounds} rounds, one is counted, because dynamic "
+                "sampling repeats the rollout until enough questions are useful"
+            )
+        stage = method.rejection_sft
+        if stage is not None:
+            questions = "every training question"
+            if stage.questions is not None:
+                questions = f"{stage.questions:,} training questions"
+            lines.append(
+                f"not counted: the first supervised stage of method={settings.method}, which "
+                f"answers {questions} once and trains for {stage.steps:,} steps of "
+                f"{stage.batch_tokens:,} tokens"
+            )
+        return lines
 
     @property
     def device_name(self) -> str:
@@ -433,6 +464,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "memory_bandwidth": ASSUMED.bandwidth,
             "links": ASSUMED.links,
         },
+        "not_counted": plan.not_counted,
         "prompts": work.lengths.source,
         "positions_real": round(schedule.real_share(work, plan.iteration.updates), 3),
         **_suggestion_objects(plan),

@@ -86,7 +86,7 @@ def _fit_lines(plan: Plan) -> list[str]:
     """Describes whether the run fits and, if not, with which settings it would fit."""
     peak = f"{plan.peak / GIB:.1f}"
     share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
-    limit = f"{plan.limit / GIB:.1f} GiB ({share}, as the launch scripts set for JAX)"
+    limit = f"{plan.limit / GIB:.1f} GiB ({share}, which bacr train sets for JAX)"
     if plan.fits:
         spare = (plan.limit - plan.peak) / GIB
         return [f"FITS: peak {peak} of {limit}, {spare:.1f} GiB to spare"]
@@ -182,6 +182,7 @@ def _seconds_lines(plan: Plan) -> list[str]:
         f"memory {ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its full "
         f"budget ({plan.work.lengths.thinking.mean():.0f} tokens on average)"
     )
+    lines += [f"  {line}" for line in plan.not_counted]
     ways = _faster_ways(plan)
     if ways:
         lines.append(f"Faster settings that fit: {', '.join(ways)}")

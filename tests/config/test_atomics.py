@@ -13,12 +13,14 @@ from bacr_jax.config.atomics import FLAG, allow_fast_additions
 INSTALLED = "jax-cuda12-pjrt"
 
 
-@pytest.fixture
-def driver(tmp_path):
-    """The file of a driver that is there."""
-    file = tmp_path / "version"
-    file.touch()
-    return file
+@pytest.fixture(params=["proc/driver/nvidia/version", "usr/lib/wsl/lib/libcuda.so.1"])
+def driver(tmp_path, request):
+    """The root of a file system with a driver, of Linux or of WSL2."""
+    root = tmp_path / "root"
+    for path in (request.param, "dev/dxg"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+    return root
 
 
 def install(monkeypatch, version, package=INSTALLED):

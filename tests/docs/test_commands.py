@@ -6,6 +6,7 @@ The tables are in `documented_commands`.
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -115,6 +116,30 @@ def test_a_recipe_shows_commands_that_are_understood(recipe, tmp_path, stops_whe
     assert {one: said for one in shown if (said := refusal_of(one, capsys))} == {}
     wrong = subprocess.run(["bash", recipe, "--ouput", "x"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "found '--ouput'" in wrong.stderr
+
+
+# Recipes that take overrides of the training config.
+TAKES_KEYS = [path for path in RECIPES if path.stem not in TOLD]
+
+
+@pytest.mark.parametrize("recipe", TAKES_KEYS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "key", ["output.dir=x", " output.dir =x", "output={dir: x}", """output={"a": 1, 'dir': x}"""]
+)
+def test_a_recipe_refuses_another_folder_for_its_run(recipe, key):
+    """Its later steps would not find the run."""
+    done = subprocess.run(
+        ["bash", recipe, "--dry-run", "seed=1", key], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {key}: ") and "use --out DIR" in done.stderr
+    # Other keys are passed to the training.
+    others = ["seed=1", "output.tensorboard=false", "output={report: false}", "a b=c"]
+    done = subprocess.run(
+        ["bash", recipe, "--dry-run", *others], capture_output=True, text=True, check=True
+    )
+    trained = [shlex.split(one) for one in done.stdout.splitlines() if "bacr train" in one]
+    assert all(set(others) <= set(words) for words in trained)
 
 
 def test_every_command_is_run_or_it_is_said_why_not():

@@ -1,5 +1,7 @@
 """Checks in processes: one that hangs, dies or raises is a record, and the rest is done."""
 
+import os
+
 import pytest
 
 import faulty_doctor
@@ -102,6 +104,16 @@ def test_a_check_that_does_not_end_on_a_busy_machine_is_not_finished(found, monk
     assert "not finished after" in hung.measured
     assert f"on a busy machine (load {load:.1f}" in hung.measured
     assert "stop other processes" in hung.advice
+
+
+def test_a_check_that_does_not_end_is_a_record_on_a_system_without_affinities(monkeypatch):
+    """macOS has no os.sched_getaffinity."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    load = 3.0 * os.cpu_count()
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    record = children.overdue_record(Check("well", faulty_doctor.well), 10.0, 5.0)
+    assert record.status == "warn"
+    assert f"(load {load:.1f}, {os.cpu_count()} cores)" in record.measured
 
 
 def test_whatever_a_check_raises_is_a_record():

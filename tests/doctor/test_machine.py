@@ -13,6 +13,7 @@ from bacr_doctor.__main__ import read_subject
 from bacr_doctor.records import Subject
 from bacr_grading import pool
 from bacr_jax.config import Config
+from bacr_jax.config.gpus import has_driver
 from bacr_jax.errors import UserError
 
 
@@ -57,6 +58,20 @@ def test_what_can_change_numbers_is_named(subject):
     # Keys of the run, which may name places, are not.
     assert not any("." in name for name in found.values)
     assert machine.devices(subject).values["platform"] == "cpu"
+
+
+def test_a_driver_without_a_gpu_in_jax_is_a_warning_also_in_wsl(subject, monkeypatch):
+    assert machine.devices(subject).status == "ok" or has_driver()
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
+    record = machine.devices(subject)
+    assert record.status == "warn" and "JAX does not use a GPU" in record.measured
+
+
+def test_a_system_without_affinities_counts_its_cores(subject, monkeypatch):
+    """macOS has no os.sched_getaffinity."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    record = machine.devices(subject)
+    assert f", {os.cpu_count()} cores, load " in record.measured
 
 
 @pytest.mark.slow  # a worker hangs for its deadline, and others start

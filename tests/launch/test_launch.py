@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jaxlib import xla_client
 
 from bacr_plan.devices import DEVICES, MEMORY_FRACTION
 
@@ -173,6 +174,32 @@ def test_the_processes_of_a_run_understand_what_they_are_told():
 def test_plan_and_launch_agree_on_the_share_of_the_memory(gpu):
     settings, _ = dry_run("one_box.sh", "--gpu", gpu, "--config", "c.yaml")
     assert float(settings["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == MEMORY_FRACTION
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    ("chosen", "fractions"),
+    [
+        ({}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
+        ({"XLA_CLIENT_MEM_FRACTION": ".5"}, {"XLA_CLIENT_MEM_FRACTION": ".5"}),
+        ({"XLA_CLIENT_MEM_FRACTION": ""}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}),
+    ],
+)
+def test_there_is_one_fraction_of_the_memory_that_jaxlib_takes(
+    script, chosen, fractions, monkeypatch
+):
+    """It refuses two."""
+    hosts = HOSTS if script == "hosts.sh" else ()
+    settings, _ = dry_run(script, *hosts, "--gpu", "a100", "--config", "c.yaml", **chosen)
+    names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+    assert {name: settings[name] for name in names if name in settings} == fractions
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (chosen | fractions).items():
+        monkeypatch.setenv(name, value)
+    options = xla_client.generate_pjrt_gpu_plugin_options()
+    assert options["memory_fraction"] == float(*fractions.values())
 
 
 def test_flags_of_the_user_stand_last_and_so_win():

@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ import yaml
 from bacr_client import Server
 from bacr_jax.config.checks import check
 from bacr_jax.config.io import load
+from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import processes
+from bacr_plan.workload import planned_shape
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 
@@ -127,9 +131,121 @@ def test_slurm_gives_the_first_node_to_the_learner():
     at = lambda words: words[words.index("--nodelist") + 1]
     assert (at(servers), at(learner)) == ("n2,n3", "n1")
     assert servers[servers.index("--weights") + 1] == "/data/w"
-    assert urls_of(learner) == "rollout.urls=[http://n2:8000, http://n3:8000]"
+    urls = [f"http://{node}:{8000 + gpu}" for node in ("n2", "n3") for gpu in range(8)]
+    assert urls_of(learner) == f"rollout.urls=[{', '.join(urls)}]"
     start = learner.index("--config")
     check(load([learner[start + 1]], learner[start + 2 :]))
+
+
+@pytest.mark.parametrize("gpus", ["1", "4"])
+def test_a_node_of_slurm_has_a_server_per_gpu_at_the_address_that_the_learner_uses(tmp_path, gpus):
+    (tmp_path / "version-0").mkdir()
+    (tmp_path / "version-0/config.json").touch()
+    done = run(
+        "slurm_with_vllm.sh", "--dry-run", "--weights", str(tmp_path), "--gpu", "hopper",
+        "--config", "qwen2.5-7b-math", BACR_NODES="n1 n2", SLURM_GPUS_ON_NODE=gpus,
+    )  # fmt: skip
+    servers, *_, learner = map(shlex.split, done.stdout.splitlines())
+    (script,) = [index for index, word in enumerate(servers) if word.endswith("/sampler.sh")]
+    shown = run("sampler.sh", "--dry-run", *servers[script + 1 :])
+    ports = []
+    for gpu, line in enumerate(shown.stdout.splitlines()):
+        visible, shell, name, *words = shlex.split(line)
+        assert (visible, shell) == (f"CUDA_VISIBLE_DEVICES={gpu}", "bash")
+        assert name.endswith("/sampler.sh")
+        (server,) = run("sampler.sh", "--dry-run", *words).stdout.splitlines()
+        command = shlex.split(server)
+        assert "--tensor-parallel-size" not in command
+        ports.append(command[command.index("--port") + 1])
+    listed = ", ".join(f"http://n2:{port}" for port in ports)
+    assert urls_of(learner) == f"rollout.urls=[{listed}]" and len(ports) == int(gpus)
+
+
+def test_a_node_whose_servers_all_fail_fails_also_if_started_by_a_bare_name(tmp_path):
+    """A copy of the scripts without sampler.sh's neighbours fails at once in each server."""
+    script = tmp_path / "sampler.sh"
+    text = (LAUNCH / "sampler.sh").read_text()
+    # Each server of the node ends with code 7 instead of serving.
+    script.write_text(text.replace('server=""\n', 'exit 7\nserver=""\n', 1))
+    (tmp_path / "environment.sh").write_text((LAUNCH / "environment.sh").read_text())
+    node = subprocess.run(
+        ["bash", "sampler.sh", "--weights", "w", "--gpus", "2"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (node.returncode, node.stderr) == (7, "")
+
+
+def test_the_servers_of_a_node_keep_to_its_gpus_and_end_together(stand_ins, tmp_path):
+    notes, _, server = stand_ins
+    (tmp_path / "w/version-0").mkdir(parents=True)
+    (tmp_path / "w/version-0/config.json").touch()
+    command = [LAUNCH / "sampler.sh", "--weights", tmp_path / "w", "--python", server]
+    node = subprocess.Popen(
+        ["bash", *command, "--gpus", "2", "--port", "9000"],
+        env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "3,5,6"},
+    )
+    called = [notes / "server-3", notes / "server-5"]
+    deadline = time.monotonic() + 60
+    # The first server that is started dies, and is started again.
+    while sum(file.read_text().count("\n") for file in called if file.exists()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    # Slurm sends this signal for the learner.
+    node.send_signal(signal.SIGUSR1)
+    for file, port in zip(called, ("9000", "9001")):
+        assert all(f"--port {port} " in line for line in file.read_text().splitlines())
+    node.terminate()
+    assert node.wait(timeout=60) == 143
+    assert (notes / "ended-3").exists() and (notes / "ended-5").exists()
+    few = run("sampler.sh", "--weights", "w", "--gpus", "4", CUDA_VISIBLE_DEVICES="3,5,6")
+    assert (few.returncode, few.stdout) == (2, "") and "found 3,5,6; use 4 GPUs" in few.stderr
+
+
+# Shipped configs for machines with several GPUs, which the multi-node launchers are for.
+LARGE = sorted(path.stem for path in (LAUNCH.parent / "configs").glob("*-math.yaml"))
+
+
+def split_of(words):
+    """The number of GPUs over which a server splits the model."""
+    if "--tensor-parallel-size" not in words:
+        return 1
+    return int(words[words.index("--tensor-parallel-size") + 1])
+
+
+def heads_of(config):
+    """The number of attention heads of a shipped config's model."""
+    return planned_shape(config.data, config.model)[0].num_heads
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_vllm_can_split_the_heads_of_every_shipped_size(name):
+    """It refuses a number of GPUs that does not divide them (vllm issue 11797)."""
+    jobset = yaml.safe_load((LAUNCH / "kubernetes_with_vllm.yaml").read_text())
+    samplers = jobset["spec"]["replicatedJobs"][1]["template"]["spec"]
+    (serve,) = samplers["template"]["spec"]["containers"]
+    node = run(
+        "slurm_with_vllm.sh", "--dry-run", "--weights", "w", "--gpu", "hopper", "--config", name,
+        BACR_NODES="n1 n2",
+    )  # fmt: skip
+    machine = run(
+        *("with_vllm.sh", "--dry-run", "--learner", "4", "--samplers", "4", "--gpu", "hopper"),
+        *("--config", name),
+    )
+    heads = heads_of(load([name]))
+    for words in (serve["args"], shlex.split(node.stdout), shlex.split(machine.stdout)):
+        assert heads % split_of(words) == 0
+
+
+def test_the_rule_of_vllm_lists_the_heads_of_the_shipped_sizes():
+    text = (LAUNCH / "kubernetes_with_vllm.yaml").read_text()
+    rule = " ".join(text.partition("model's attention heads: ")[2].splitlines()[0].split())
+    for size, heads in (("0.5b", 14), ("1.5b", 12), ("7b", 28), ("14b", 40), ("32b", 40)):
+        assert PRESETS[f"qwen2.5-{size}"].num_heads == heads
+    assert rule == "14 in Qwen2.5-0.5B, 12 in 1.5B, 28 in 7B, 40 in 14B and 32B."
 
 
 def test_pods_of_kubernetes_find_each_other():

@@ -1,8 +1,10 @@
 """How a process learns that it is one of several."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -225,3 +227,69 @@ def test_two_devices_of_one_process_do_not_wait_for_ever():
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr[-1000:]
+
+
+# One of two processes, whose time limit for the start of the other is a few seconds.
+LATE = """
+import sys
+from bacr_jax.parallel import processes
+from bacr_jax.train import main
+
+processes._NOTICE_SECONDS, processes.JOIN_SECONDS = 1, int(sys.argv[1])
+sys.exit(main(["--config", "quickstart", f"output.dir={sys.argv[2]}"]))
+"""
+
+
+def late_process(folder, index, seconds, address):
+    """One of two processes of a run, which waits that long for the other one."""
+    joined = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    return subprocess.Popen(
+        [sys.executable, "-c", LATE, str(seconds), str(folder)],
+        env=os.environ | joined | {"JAX_PROCESS_ID": str(index), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_address():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_whose_others_do_not_start_ends_with_two_lines_and_75(tmp_path, index):
+    address = free_address()
+    process = late_process(tmp_path / "run", index, 4, address)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    waits, fails = errors.splitlines()
+    assert waits == f"waiting for the other processes at {address}, for at most 4 s"
+    start = f"error: JAX_COORDINATOR_ADDRESS: not all processes of this run connected at {address} "
+    assert fails.startswith(start) and "within 4 s; start all of them" in fails
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_joins_in_time_leaves_no_clock(monkeypatch, capsys):
+    """JAX's time limit is above the limit at which this process ends itself."""
+    calls = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(processes, "relay", lambda address: f"relay of {address}")
+    monkeypatch.setattr(processes, "_NOTICE_SECONDS", 0.05)
+    joins = ({**EXPLICIT, "JAX_PROCESS_ID": "0"}, EXPLICIT, {**SLURM, "SLURM_PROCID": "0"}, SLURM)
+    for variables in joins:
+        for name in {**EXPLICIT, **SLURM}:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert processes.join()
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+    assert {call["initialization_timeout"] for call in calls} == {1860}
+    assert processes.JOIN_SECONDS == 1800
+    addresses = [call.get("coordinator_address") for call in calls]
+    of_slurm = "relay of node1:61447"
+    assert addresses == ["node1:1234", "relay of node1:1234", None, of_slurm]

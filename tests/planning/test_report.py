@@ -11,7 +11,7 @@ from bacr_jax.config.shipped import locate
 from bacr_plan import memory
 from bacr_plan.compiling import Compilation, ProgramMemory
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION
-from bacr_plan.report import Plan, as_object
+from bacr_plan.report import PREDICTED_FOR, Plan, as_object
 from bacr_plan.report_text import as_text
 from bacr_plan.workload import sizes_of
 from plan_world import mesh, workload
@@ -191,6 +191,55 @@ def test_what_is_faster_and_fits_is_named_with_its_seconds():
     # With 29 GiB there is room for neither.
     tight = planned("rollout.slots=64", gib=45)
     assert tight.fits and tight.remat is None
+
+
+@pytest.mark.parametrize("device", PREDICTED_FOR)
+@pytest.mark.parametrize("remat", ["full", "selective", "none"])
+def test_no_setting_is_called_faster_that_is_predicted_equally_fast(device, remat):
+    """`none` and `selective` are predicted to take the same time."""
+    plan = dataclasses.replace(planned(f"model.remat={remat}", gib=200), device=DEVICES[device])
+    assert plan.fits
+    answers, text = as_object(plan), as_text(plan)
+    current = answers["predicted_s_by_phase"][device]
+    changed = [answers[name] for name in ("less_remat", "less_padding") if answers[name]]
+    assert all(one["update_s"] < 0.96 * current["update"] for one in changed)
+    if answers["faster"]:
+        assert answers["faster"]["rollout_s"] < 0.96 * (current["prefill"] + current["decode"])
+    assert (answers["less_remat"] is not None) == (remat == "full")
+    assert ("model.remat=" in text) == (remat == "full")
+
+
+ROUNDS = "  rollout: 1 to 4 rounds, one is counted, because dynamic sampling "
+STAGE = "  not counted: the first supervised stage of method=selfbudgeter, which answers "
+DAPO = ("dapo.dynamic_sampling=true", "dapo.max_rounds=4")
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "start"),
+    [
+        ("grpo", (), None),
+        ("bacr-robust", (), None),
+        ("dapo", DAPO, ROUNDS),
+        ("dler", DAPO, ROUNDS),
+        ("dapo", ("dapo.dynamic_sampling=false",), None),
+        ("dapo", ("dapo.max_rounds=1",), None),
+        ("selfbudgeter", (), f"{STAGE}every training question once and trains for 200 steps"),
+        ("selfbudgeter", ("selfbudgeter.cold_start_questions=1000",), f"{STAGE}1,000 training "),
+    ],
+)
+def test_what_the_seconds_do_not_count_is_said(method, keys, start):
+    config = config_io.load([locate("qwen2.5-7b-math"), locate(f"methods/{method}")], keys)
+    plan = plan_of(config, 8, 80)
+    lines = as_object(plan)["not_counted"]
+    printed = as_text(plan).splitlines()
+    assert len(lines) == (start is not None)
+    assert [line for line in printed if "counted" in line] == [f"  {line}" for line in lines]
+    if start is not None:
+        (line,) = lines
+        assert f"  {line}".startswith(start)
+        # It is printed with the other assumptions, below the table.
+        (number,) = [i for i, text in enumerate(printed) if text.startswith("  assuming that ")]
+        assert printed[number + 1] == f"  {line}"
 
 
 def test_a_run_that_fits_but_for_its_warm_up_does_not_fit():

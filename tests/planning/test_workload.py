@@ -194,19 +194,26 @@ def test_data_that_is_here_says_its_own_lengths():
     assert 0 < rows.tokens[-1] <= config.data.max_prompt_tokens
 
 
-def test_the_suffix_has_room_for_the_real_one():
+# Tokens of the longer suffix of each format, as the comment at `SUFFIX_TOKENS` has them.
+SUFFIXES = {"think_answer": 7, "budget_solution": 7, "boxed": 8, "native": 12}
+
+
+@pytest.mark.parametrize("name", SUFFIXES)
+def test_the_suffix_has_room_for_the_real_one_except_natives(name):
     from tokenizers import Tokenizer
 
     from bacr_jax.prompts.formats import FORMATS
 
+    assert SUFFIXES.keys() == {style.name for style in FORMATS.values() if style.chat}
     root = Path(os.environ.get("BACR_SHARED_DATA", ROOT.parent / "shared" / "data"))
     file = root / "qwen_tokenizer" / "tokenizer.json"
     if not file.is_file():
         pytest.skip(f"needs a Qwen2.5 tokenizer: {file} is not there (set BACR_SHARED_DATA)")
-    tokenizer, style = Tokenizer.from_file(str(file)), FORMATS["think_answer"]
+    tokenizer, style = Tokenizer.from_file(str(file)), FORMATS[name]
     suffixes = (style.forced_suffix, style.natural_suffix)
     tokens = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in suffixes]
-    assert 1 < max(tokens) <= SUFFIX_TOKENS
+    assert max(tokens) == SUFFIXES[name]
+    assert (max(tokens) <= SUFFIX_TOKENS) == (name != "native")
 
 
 @pytest.mark.parametrize(

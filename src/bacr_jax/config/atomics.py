@@ -16,6 +16,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from bacr_jax.config.gpus import has_driver
 from bacr_jax.config.reproducible import VARIABLE, gpus_in_use
 
 OPTIONS = "xla_backend_extra_options"
@@ -25,7 +26,6 @@ FLAG = f"--{OPTIONS}=-nvptx-allow-ftz-atomics"
 _COMPILERS = ("jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _FIRST = (0, 10, 2)
 _FIXED = (0, 11, 1)
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def slow_compiler() -> str | None:
@@ -42,7 +42,7 @@ def slow_compiler() -> str | None:
 
 
 def allow_fast_additions(
-    environment: MutableMapping[str, str] | None = None, driver: Path = _DRIVER
+    environment: MutableMapping[str, str] | None = None, root: Path = Path("/")
 ) -> None:
     """Adds the flag that enables atomic adds to XLA_FLAGS if the installed compiler needs it.
 
@@ -52,12 +52,12 @@ def allow_fast_additions(
 
     Args:
       environment: environment variables, modified in place. Defaults to `os.environ`.
-      driver: path that exists if the NVIDIA driver is loaded.
+      root: root folder of the file system, in which the NVIDIA driver is searched.
     """
     variables = os.environ if environment is None else environment
     compiler = slow_compiler()
     platforms = variables.get("JAX_PLATFORMS", "cuda")
-    if not driver.exists() or not re.search("cuda|gpu", platforms) or compiler is None:
+    if not has_driver(root) or not re.search("cuda|gpu", platforms) or compiler is None:
         return
     flags = variables.get(VARIABLE, "").strip()
     is_file = flags and not flags.startswith("-")

@@ -226,9 +226,11 @@ class Peers:
             with contextlib.suppress(Exception):
                 self.exchange()
             phases = {heartbeat.get("phase") for heartbeat in self._heartbeats.values()}
+            # Another process writes its last phase before it reads the store for the last time.
+            # Without the store, it would wait until JAX aborts it.
+            time.sleep(BEAT)
             if phases <= {_ENDED, _DONE}:
                 return
-            time.sleep(BEAT)
 
     def _line(self, process: int, problem: str) -> str:
         """Returns the message about a lost process, with its host, step and phase."""

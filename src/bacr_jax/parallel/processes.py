@@ -6,16 +6,22 @@ time (such as a grader's timeout) and sends them to the other processes. Only pr
 writes files, except for checkpoints.
 """
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from bacr_jax.config.cli import STOPPED, print_message
+from bacr_jax.config.gpus import memory_fraction
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel.launcher_env import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_incomplete
 from bacr_jax.parallel.peers import relay
@@ -26,6 +32,13 @@ _THREADS = "NPROC"
 # always deadlock with 2 threads and finish with 4 threads. Eight devices finish with 32 threads.
 _MIN_THREADS = 32
 _THREADS_PER_DEVICE = 4
+# Time limit in seconds for all processes of a run to start, for example while the nodes of some
+# still download an image. Half an hour is six times JAX's default.
+JOIN_SECONDS = 1800
+# Time in seconds after which a process prints that it waits for the others.
+_NOTICE_SECONDS = 10
+# Time in seconds by which JAX's time limit is later than `JOIN_SECONDS`.
+_MARGIN_SECONDS = 60
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
@@ -97,6 +110,9 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
 def join() -> bool:
     """Connects to the other processes of this run. Call it before any device is used.
 
+    Prints a line if the other processes take longer than `_NOTICE_SECONDS` to start. If they take
+    longer than `JOIN_SECONDS`, prints an error and ends this process with exit code 75.
+
     Returns:
       True if the run has several processes.
 
@@ -107,8 +123,16 @@ def join() -> bool:
     if arguments is not None and not jax.distributed.is_initialized():
         # The module `preemption` handles signals instead.
         jax.config.update("jax_enable_preemption_service", False)
+        address, index = _coordinator(arguments)
+        # Process 0 runs the coordinator. The other processes connect to it through a local relay,
+        # so that they do not end when process 0 ends (see `peers.relay`).
+        if index > 0:
+            arguments = arguments | {"coordinator_address": relay(address)}
         try:
-            jax.distributed.initialize(**_with_relay(arguments))
+            with _time_limit(address):
+                jax.distributed.initialize(
+                    **arguments, initialization_timeout=JOIN_SECONDS + _MARGIN_SECONDS
+                )
         except (RuntimeError, ValueError) as error:
             raise UserError(
                 f"{COORDINATOR}: the processes of this run could not connect to each other "
@@ -116,6 +140,65 @@ def join() -> bool:
                 "process 0"
             ) from None
     return arguments is not None
+
+
+def _coordinator(arguments: Mapping[str, Any]) -> tuple[str, int]:
+    """Returns the coordinator's address as host:port, and the index of this process.
+
+    Args:
+      arguments: the result of `settings`. In a Slurm step, it contains neither of the two.
+    """
+    if "coordinator_address" in arguments:
+        return arguments["coordinator_address"], arguments["process_id"]
+    from jax._src.clusters.slurm_cluster import SlurmCluster
+
+    port = os.environ.get("JAX_COORDINATOR_PORT")
+    address = SlurmCluster.get_coordinator_address(None, port)
+    return address, SlurmCluster.get_process_id()
+
+
+@contextlib.contextmanager
+def _time_limit(address: str) -> Iterator[None]:
+    """Ends this process if the body of the context takes longer than `JOIN_SECONDS`.
+
+    At its own time limit, JAX aborts the process with a stack trace. Neither this abort nor the
+    call before it can be interrupted from Python, because both are in C++. Therefore another thread
+    prints the error before JAX's time limit, and ends the process with `os._exit`. `sys.exit` would
+    only end the thread.
+
+    Args:
+      address: address of the coordinator, as host:port.
+    """
+    joined = threading.Event()
+    # Ctrl-C would otherwise have no effect while JAX waits in C++.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL) if in_main_thread else None
+
+    def watch() -> None:
+        if joined.wait(_NOTICE_SECONDS):
+            return
+        print_message(
+            f"waiting for the other processes at {address}, for at most {JOIN_SECONDS:,} s"
+        )
+        if joined.wait(JOIN_SECONDS - _NOTICE_SECONDS):
+            return
+        # The readers of both streams may have ended.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        print_message(
+            f"error: {COORDINATOR}: not all processes of this run connected at {address} within "
+            f"{JOIN_SECONDS:,} s; start all of them with the same settings, make sure that they "
+            "can reach process 0, and run the same command again"
+        )
+        os._exit(STOPPED)
+
+    threading.Thread(target=watch, name="join", daemon=True).start()
+    try:
+        yield
+    finally:
+        joined.set()
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
 
 
 def reserve_threads(environment: MutableMapping[str, str]) -> None:
@@ -163,12 +246,18 @@ def _cpu_devices(flags: str) -> int:
 def check_platform() -> None:
     """Initializes JAX's devices, and checks that the platforms in JAX_PLATFORMS can be used.
 
+    The commands that train, evaluate, generate and serve call this function first, so it also
+    prepares the environment of XLA: the size of the thread pools, and the fraction of a GPU's
+    memory. The latter is removed from the environment afterwards, so that later child processes can
+    choose it.
+
     Raises:
       UserError: JAX can't initialize the platform in JAX_PLATFORMS.
     """
     reserve_threads(os.environ)
     try:
-        jax.default_backend()
+        with memory_fraction():
+            jax.default_backend()
     # JAX raises an AssertionError without a message if the platform's plugin is not installed.
     except (RuntimeError, AssertionError) as error:
         platforms = jax.config.values["jax_platforms"]
@@ -182,24 +271,6 @@ def check_platform() -> None:
             f"environment: JAX can't use JAX_PLATFORMS={platforms} ({reason}); unset this "
             "variable, or install the platform"
         ) from None
-
-
-def _with_relay(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the coordinator's address with a local relay, except in process 0.
-
-    With the relay (see `peers.relay`), this process does not end when process 0 ends.
-    """
-    address = arguments.get("coordinator_address")
-    index = arguments.get("process_id")
-    if address is None:
-        from jax._src.clusters.slurm_cluster import SlurmCluster
-
-        port = os.environ.get("JAX_COORDINATOR_PORT")
-        address = SlurmCluster.get_coordinator_address(None, port)
-        index = SlurmCluster.get_process_id()
-    if index == 0:
-        return arguments
-    return arguments | {"coordinator_address": relay(address)}
 
 
 def is_first() -> bool:
