@@ -344,22 +344,31 @@ def answer_mark(text: str) -> re.Match[str] | None:
     """
     if _GSM8K_MARK not in text:
         return None
-    last = None
-    for mark in _ANSWER_MARK.finditer(text):
-        last = mark
-    if last is None:
-        for mark in _ANY_MARK.finditer(text):
-            last = mark
-        assert last is not None
-        number = _NUMBER_LINE.match(text, last.end())
-        is_last = number is not None and not text[number.end() :].strip()
-        return last if is_last else None
-    after = text[last.end() :].strip()
-    rest = after.partition("\n")[2].strip()
-    is_repeated = "\n" not in rest and STATED.search(rest) is not None
-    if not rest or is_repeated or _NUMBER_LINE.match(after):
-        return last
+    mark = _last_match(_ANSWER_MARK, text)
+    if mark is None:
+        mark = _last_match(_ANY_MARK, text)
+        assert mark is not None
+        number = _NUMBER_LINE.fullmatch(text[mark.end() :].rstrip())
+        return None if number is None else mark
+    marked_text = text[mark.end() :].strip()
+    rest = marked_text.partition("\n")[2]
+    rest = rest.strip()
+    if not rest:
+        return mark
+    if _NUMBER_LINE.match(marked_text):
+        return mark
+    is_one_line = "\n" not in rest
+    if is_one_line and STATED.search(rest):
+        return mark
     return None
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Returns the last match of a pattern, or None if there is none."""
+    last = None
+    for match in pattern.finditer(text):
+        last = match
+    return last
 
 
 def _marked_line(text: str) -> str | None:

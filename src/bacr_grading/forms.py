@@ -201,7 +201,10 @@ class _Scanner:
         kinds = [term.kind for term in terms]
         if len(set(kinds)) < len(kinds):
             self.undone.add("sum")
-        return _Operand("(" + "+".join(sorted(kinds)) + ")" if any(kinds) else RATIONAL)
+        if not any(kinds):
+            return _Operand(RATIONAL)
+        terms_kind = "+".join(sorted(kinds))
+        return _Operand(f"({terms_kind})")
 
     def sign(self) -> str:
         """Parses the signs before a term. Returns the first one, or "" if there are none."""

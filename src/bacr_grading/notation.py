@@ -276,7 +276,10 @@ def are_digits(text: str, base: str) -> bool:
         return False
     # A base has at most two digits. Python would not parse thousands of digits.
     size = int(base) if len(base) <= 2 else 0
-    return 2 <= size <= 36 and all(int(digit, 36) < size for digit in text.replace(".", ""))
+    if not 2 <= size <= 36:
+        return False
+    digits = text.replace(".", "")
+    return all(int(digit, 36) < size for digit in digits)
 
 
 # --- fonts and colours ----------------------------------------------------------------------------

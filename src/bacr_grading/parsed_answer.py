@@ -266,7 +266,10 @@ def _items(key: str) -> Items | None:
         # "1,000,7" is ambiguous: it can mean 1000 and 7, or 1, 000 and 7.
         return None
     parts = _split_list(inner)
-    return Items(kind, tuple(map(ParsedAnswer, parts))) if len(parts) > 1 else None
+    if len(parts) < 2:
+        return None
+    members = tuple(map(ParsedAnswer, parts))
+    return Items(kind, members)
 
 
 def _matrix_items(content: str) -> Items:

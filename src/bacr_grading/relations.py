@@ -165,7 +165,11 @@ def as_union(text: str) -> str:
             return text
         names.add(match["name"])
         intervals.append(interval)
-    return f"{names.pop()}\\in" + "\\cup".join(intervals) if len(names) == 1 else text
+    if len(names) != 1:
+        return text
+    name = names.pop()
+    union = "\\cup".join(intervals)
+    return f"{name}\\in{union}"
 
 
 def _interval(match: re.Match[str]) -> str | None:
