@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a Qwen2.5 with half a billion parameters on GSM8K under token budgets, on two CPU cores or on one GPU.
-# Evaluates the original model, warms it up, and trains it with bacr-robust. Then measures whether the trained model
+# Evaluates the original model, warms it up, and trains it with bacr-bounded. Then measures whether the trained model
 # uses its budget, and how much it saves compared with truncating the original model. Exports the trained model, and
 # generates answers in plain transformers. This recipe has not been run yet (docs/recipes.md).
 #

@@ -16,9 +16,18 @@ def test_every_preset_is_found_in_a_config_that_it_was_written_over(name):
     assert preset_of(flatten(config)) == Preset(name.rpartition("/")[2])
 
 
-@pytest.mark.parametrize("name", ["quickstart", "qwen2.5-7b-math", "tradeoff", "gym"])
-def test_shipped_configs_follow_the_recommended_preset_without_naming_its_file(name):
-    assert preset_of(flatten(config_io.load([name]))).text == "bacr-robust"
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("quickstart", "bacr-robust"),
+        ("tradeoff", "bacr-robust"),
+        ("gym", "bacr-robust"),
+        ("qwen2.5-7b-math", "bacr-bounded"),
+        ("smollm2-135m", "bacr-bounded with 1 change"),
+    ],
+)
+def test_shipped_configs_follow_the_recommended_preset_without_naming_its_file(name, preset):
+    assert preset_of(flatten(config_io.load([name]))).text == preset
 
 
 def test_a_changed_value_is_counted_and_listed():

@@ -51,6 +51,17 @@ VARIANTS = {
         "cuts.weights=[0.12, 0.12, 0.16, 0.6] (published: uniform)",
         *CREDIT,
     ],
+    "bacr-bounded": [
+        "budget.prior=choices (published: curriculum)",
+        *SCHEDULE,
+        "cuts.count=1 (published: 4)",
+        "cuts.weights=last (published: uniform)",
+        "advantage.baseline=constant (published: value)",
+        *CREDIT[1:3],
+        "advantage.score_weighted=true (published: false)",
+        *CREDIT[3:],
+        "optimizer.max_update_kl=0.005 (published: null)",
+    ],
     "bacr-robust": [
         "budget.prior=choices (published: curriculum)",
         *SCHEDULE,

@@ -229,6 +229,16 @@ class TestNext:
             "         bacr report --run runs/quickstart --run runs/quickstart-grpo",
         ]
 
+    @pytest.mark.parametrize(
+        ("base", "preset"), [("quickstart", "bacr-robust"), ("smollm2-135m", "bacr-bounded")]
+    )
+    def test_grpo_is_compared_with_the_method_recommended_for_its_model(self, run, base, preset):
+        *_, folder = run
+        config = config_io.load([base, "grpo"])
+        write_config(RunPaths(folder).config, config)
+        lines = list(next_lines(resolve(config).method, config.warmup, folder, "7a1"))
+        assert lines[2].endswith(f"--config methods/{preset} \\")
+
     def test_the_commands_are_accepted(self, run):
         text = "\n".join(line[9:] for line in next_lines(*run, "7a1"))
         _, ask, compare, both = text.replace("\\\n", "").split("\n")

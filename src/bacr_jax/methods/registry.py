@@ -21,7 +21,7 @@ from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.files import nearest
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 from bacr_jax.methods.published import departures, redefinitions
 
 # Modules of this package that do not define a method.
@@ -29,6 +29,11 @@ _NO_METHODS = (
     *("__init__", "bacr_settings", "budget_prior", "grpo_family", "method", "published"),
     *("registry", "reward_terms"),
 )
+# Settings that all publications have in common. The presets of published methods set them, because
+# shipped configs may differ.
+_COMMON_TO_PUBLICATIONS = {
+    "optimizer.max_update_kl": Published(None, "no publication limits the KL of an update"),
+}
 # Digests of the files of modules with user-defined methods when they were imported, by module name.
 _module_digests: dict[str, str | None] = {}
 
@@ -241,7 +246,8 @@ def make_method(config: MethodSettings) -> Method:
     for problem in _ahead_problems(config, method):
         raise UserError(problem)
     if is_built_in:
-        return method
+        published = {**method.published, **_COMMON_TO_PUBLICATIONS}
+        return dataclasses.replace(method, published=published)
     # A user-defined method can be derived from a built-in method but is not the published method.
     return dataclasses.replace(method, published={}, source_digest=digest)
 

@@ -23,6 +23,7 @@ _COLOURS = {
     "sc-matched": GREY,
     "untrained": GREY,
     "bacr-robust": "s1",
+    "bacr-bounded": "s1",
     "bacr": "s8",
     "bacr-paper": "s8",
     "bacr-full": "s8",

@@ -307,10 +307,13 @@ def _comparison(method: str, warmup: WarmupConfig, folder: Path) -> list[str]:
     If the config is incompatible with the other method, only the command for the comparison is
     returned, with a placeholder for the other run.
     """
-    other_method = "bacr-robust" if method == "grpo" else "grpo"
     run = shlex.quote(str(folder))
     config_path = RunPaths(folder).config
     try:
+        other_method = "grpo"
+        if method == "grpo":
+            is_pretrained = config_io.load([config_path]).model.path is not None
+            other_method = "bacr-bounded" if is_pretrained else "bacr-robust"
         other_config = config_io.load([config_path, f"methods/{other_method}"])
         config_io.check(other_config, also=registry.problems)
     except UserError:
