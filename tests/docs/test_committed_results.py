@@ -281,7 +281,7 @@ def shown_losses(after, before):
 
 # Labels of the arms on the page about the stability studies.
 STABILITY_LABELS = {
-    "shipped": "without a bound",
+    "shipped": "no bound on updates",
     "by-budget": "running means by budget",
     "bounded-update": "KL of an update at most .02",
     "bounded-by-budget": "both",
