@@ -11,7 +11,8 @@
 #              on the ports P to P + N - 1; by default one server
 #   --python   interpreter of the environment with vLLM and the plugin (integrations/vllm); by default
 #              SERVING_PYTHON, or python
-#   --dry-run  print the command that would run on the newest policy, and do nothing
+#   --dry-run  print the command that would run on the newest policy (with --gpus, the command of each
+#              server), and do nothing
 # All other arguments are passed to vLLM, such as --dtype float32 or --tensor-parallel-size 2. Anyone
 # who can connect to the port can replace the policy, so set VLLM_API_KEY and use a private network.
 
@@ -38,7 +39,7 @@ case "$gpus" in *[!0-9]* | 0*) die "--gpus: found '$gpus'; use a number of GPUs,
 one_per_gpu() {
   local i command pid code=0 pids=()
   some_gpus 0 "$gpus" >/dev/null # all of them are there
-  trap '{ kill ${pids[@]+"${pids[@]}"} || true; wait; } 2>/dev/null; exit 143' TERM INT
+  trap '{ kill $(jobs -p) || true; wait; } 2>/dev/null; exit 143' TERM INT
   for ((i = 0; i < gpus; i++)); do
     command=(bash "$launch_dir/sampler.sh" --weights "$weights" --port $((port + i)) --python "$python" ${rest[@]+"${rest[@]}"})
     if [ "$dry_run" = 1 ]; then

@@ -2,8 +2,8 @@
 # Trains a pretrained language model on two CPU cores. SmolLM2-135M-Instruct, from the GGUF file of a
 # Python package, learns a shorter style of reasoning about sums with bacr-bounded. Produces the
 # evaluation table, the report, and an exported folder that works in plain transformers. Needs no GPU.
-# Without the bound on each update, one of five known runs ended without correct answers at the
-# largest budget: docs/recipes.md, "A run that failed".
+# Without the bound on each update, one of the first five runs ended without correct answers at the
+# largest budget: docs/recipes.md, "A run that failed". At 12 tokens accuracy can fall with it, too.
 #
 #   recipes/smollm2.sh [--dry-run] [--no-install] [--out DIR] [key.sub=value ...]
 #

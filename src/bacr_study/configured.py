@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import Config, DataConfig
+from bacr_jax.config import DataConfig, ModelConfig
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import subset
@@ -169,18 +169,23 @@ def check_evaluation(study: Study, run: PlannedRun) -> None:
             load_questions(name, run.config.data, study.evaluation.seed, "test")
         except UserError as error:
             raise UserError(f"tasks.{task.id}.data: {error}") from None
-    _check_positions(task, run.config)
+    config = run.config
+    _check_positions(task, config.data, config.model, config.budget.grace)
     check_hard_levels(study, run)
 
 
-def _check_positions(task: Task, config: Config) -> None:
-    """Raises UserError if the largest budget of a task exceeds the positions of its model."""
-    model = with_local_model(config.model, download=False)
-    tokenizer = setup.run_tokenizer(config.data, model)
+def _check_positions(task: Task, data: DataConfig, model: ModelConfig, grace: int) -> None:
+    """Raises UserError if the largest budget of a task exceeds the positions of its model.
+
+    Args:
+      grace: tokens by which a trace may exceed its budget.
+    """
+    model = with_local_model(model, download=False)
+    tokenizer = setup.run_tokenizer(data, model)
     rows = setup.vocabulary_rows(model, len(tokenizer))
     positions = setup.model_shape(model, rows).max_positions
     largest = max(task.budgets)
-    if largest + config.budget.grace >= positions:
+    if largest + grace >= positions:
         raise UserError(
             f"tasks.{task.id}.budgets: found {largest}, but the model has only {positions} "
             "positions for prompt, thinking and answer together; use smaller budgets"

@@ -229,7 +229,7 @@ def star_sentence(study: Study) -> str:
     varies one of its settings (see `styles_of`).
     """
     if Variant(RECOMMENDED) in study.variants():
-        return " The star is the recommended method."
+        return f" The star is {RECOMMENDED}."
     return ""
 
 

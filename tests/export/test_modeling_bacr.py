@@ -12,7 +12,7 @@ import hf_world
 from bacr_client.fingerprint import write_manifest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
-from bacr_jax.export import budget_generation, policy_folder
+from bacr_jax.export import policy_folder
 from bacr_jax.model import budget
 from bacr_jax.model.hf import hf_config, reading
 
@@ -20,6 +20,8 @@ torch = pytest.importorskip(
     "torch", reason="live parity needs torch: pip install -e '.[parity]' (golden files do without)"
 )
 transformers = pytest.importorskip("transformers")
+
+from bacr_jax.export import budget_generation  # noqa: E402 (it imports torch)
 
 TOKENS = np.random.default_rng(0).integers(1, 89, (3, 14)) % 37
 LENGTHS = np.array([14, 9, 4])

@@ -162,7 +162,7 @@ def test_a_node_of_slurm_has_a_server_per_gpu_at_the_address_that_the_learner_us
 
 
 def test_a_node_whose_servers_all_fail_fails_also_if_started_by_a_bare_name(tmp_path):
-    """A copy of the scripts without sampler.sh's neighbours fails at once in each server."""
+    """Each server of the copied scripts exits with 7."""
     script = tmp_path / "sampler.sh"
     text = (LAUNCH / "sampler.sh").read_text()
     # Each server of the node ends with code 7 instead of serving.

@@ -170,9 +170,13 @@ def _time_limit(address: str) -> Iterator[None]:
       address: address of the coordinator, as host:port.
     """
     joined = threading.Event()
-    # Ctrl-C would otherwise have no effect while JAX waits in C++.
+    # Ctrl-C would otherwise have no effect while JAX waits in C++. A handler of None is not from
+    # Python, and can't be restored.
+    handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL) if in_main_thread else None
+    changes_handler = in_main_thread and handler not in (None, signal.SIG_IGN)
+    if changes_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def watch() -> None:
         if joined.wait(_NOTICE_SECONDS):
@@ -197,7 +201,7 @@ def _time_limit(address: str) -> Iterator[None]:
         yield
     finally:
         joined.set()
-        if in_main_thread:
+        if changes_handler:
             signal.signal(signal.SIGINT, handler)
 
 
