@@ -288,7 +288,7 @@ def update_on_gpu(
     step = functools.partial(train_step, spec=spec, policy_tx=policy_tx, head_tx=head_tx)
 
     def update() -> Any:
-        held[0], metrics = step(held[0], Minibatch(placed), allowed_tokens)
+        held[0], metrics, _ = step(held[0], Minibatch(placed), allowed_tokens)
         return metrics["loss/total"]
 
     times = in_turns({"update": update}, arguments.rounds)["update"]

@@ -253,7 +253,7 @@ class Trial:
         if spec.mesh is not None:
             batch = place(batch, row_sharding(spec.mesh))
         with self.matmul_precision():
-            return train_step(
+            state, metrics, _ = train_step(
                 state,
                 Minibatch(batch),
                 self.rules.allowed_tokens,
@@ -262,6 +262,7 @@ class Trial:
                 policy_tx=self.optimizer,
                 head_tx=self.optimizer,
             )
+            return state, metrics
 
 
 @functools.cache

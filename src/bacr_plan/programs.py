@@ -159,7 +159,7 @@ class Programs:
             self.frozen,
         )
         gradients = functools.partial(learning.gradients, spec=self.learner)
-        earlier = jax.eval_shape(gradients, *arguments)
+        earlier, _ = jax.eval_shape(gradients, *arguments)
         earlier = laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
         return learning.accumulate.lower(earlier, *arguments, spec=self.learner)
 

@@ -63,7 +63,7 @@ def test_its_loss_has_the_gradient_of_the_library(example, monkeypatch):
     loss = example.LossConfig(entropy_coef=0.0)
     spec = example.learner.LearnerSpec(spec.model, spec.conditioning, loss, None, spec.b_max)
     normalizers = loss_normalizers(batch, spec=spec)
-    expected = gradients(
+    expected, _ = gradients(
         state, Minibatch(batch), normalizers, example.RULES.allowed_tokens, spec=spec
     )
     own = jax.grad(example.policy_loss)(params, batch)

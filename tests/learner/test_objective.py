@@ -38,7 +38,7 @@ def batch():
 
 def gradient(batch, spec=SPEC, old=None, value_head=VALUE_HEAD):
     """Gradients of the policy and of the value head."""
-    grads = compiled_gradients(
+    grads, _ = compiled_gradients(
         state_of(value_head),
         Minibatch(batch, old),
         loss_normalizers(batch, spec=spec),
@@ -255,7 +255,7 @@ def test_the_objective_written_out(batch, kind, old_logprobs):
     spec = dataclasses.replace(SPEC, loss=loss, value=None)
     of_answers = np.repeat(batch.answer_advantages, batch.answer_logprobs.shape[2], 1)
     advantages = np.concatenate([batch.thinking_advantages, of_answers], 1)
-    found, metrics = compiled_objective(
+    found, metrics, _ = compiled_objective(
         WORLD.params,
         None,
         Minibatch(batch, old, ref),

@@ -30,7 +30,7 @@ from rollout_world import World
 
 def compiled():
     # A function of its own: what JAX traced of one is not traced again.
-    return jax.jit(lambda *rest, spec: gradients(*rest, spec=spec), static_argnames=("spec",))
+    return jax.jit(lambda *rest, spec: gradients(*rest, spec=spec)[0], static_argnames=("spec",))
 
 
 # Attention over padded rows, and over the list of tokens, which are programs of their own.

@@ -64,7 +64,7 @@ def update(sizes, parts):
     how = dict(spec=dataclasses.replace(spec, mesh=mesh), policy_tx=tx, head_tx=tx)
     program = train_step.lower(*arguments, **how, micro_batches=parts).compile()
     old = state.policy["layers"]["q_kernel"]
-    after, metrics = program(*arguments)
+    after, metrics, _ = program(*arguments)
     assert old.is_deleted()
     gradient = jax.tree.map(lambda x, y: x - np.asarray(y), start.policy, after.policy)
     where = jax.tree.map(lambda x: x.sharding, after)
@@ -100,7 +100,7 @@ halves = [parallel.place(jax.tree.map(lambda x: x[part], batch), parallel.row_sh
 given = [(state, Minibatch(rows), total, np.ones(16, bool)) for rows in halves]
 grads = no_gradients(*given[0], **split)
 for one in given:
-    grads = accumulate(grads, *one, **split)
+    grads, _ = accumulate(grads, *one, **split)
 kernel = grads.policy["layers"]["q_kernel"]
 assert kernel.shape == (2, 2, 16, 16) and kernel.dtype == jnp.float32
 assert kernel.addressable_shards[0].data.shape == (1, 2, 4, 16)

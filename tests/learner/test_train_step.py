@@ -35,7 +35,10 @@ def batch():
 
 
 def step(batch, **changes):
-    return train_step(state_of(), Minibatch(batch), RULES.allowed_tokens, **PLAIN | changes)
+    state, metrics, _ = train_step(
+        state_of(), Minibatch(batch), RULES.allowed_tokens, **PLAIN | changes
+    )
+    return state, metrics
 
 
 def test_the_ratio_is_exactly_one_on_the_first_update(batch):
@@ -108,7 +111,7 @@ def test_a_log_probability_that_is_no_number_spoils_no_parameter(batch, logprob,
     negative = dataclasses.replace(
         batch, thinking_advantages=-np.abs(batch.thinking_advantages) - np.float32(1.0)
     )
-    after, _ = train_step(state_of(), Minibatch(negative, old), RULES.allowed_tokens, **PLAIN)
+    after, *_ = train_step(state_of(), Minibatch(negative, old), RULES.allowed_tokens, **PLAIN)
     # Ratios are bounded before they are taken from their logarithm.
     assert int(after.skipped) == skipped
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(after.policy))
@@ -177,6 +180,6 @@ def test_gradients_start_from_zeros_of_their_own_form(batch):
     normalizers = steps.loss_normalizers(batch, spec=SPEC)
     given = (state_of(), Minibatch(batch), normalizers, RULES.allowed_tokens)
     zeros = steps.no_gradients(*given, spec=SPEC)
-    shapes = jax.eval_shape(functools.partial(steps.gradients, spec=SPEC), *given)
+    shapes, _ = jax.eval_shape(functools.partial(steps.gradients, spec=SPEC), *given)
     assert jax.tree.structure(zeros) == jax.tree.structure(shapes)
     assert float(optax.global_norm(zeros)) == 0.0

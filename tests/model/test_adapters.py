@@ -111,14 +111,14 @@ def test_only_adapters_and_the_budget_module_are_trained():
     tx = policy_optimizer(OptimizerConfig(learning_rate=1e-2), 10)
     state = init_state(jax.tree.map(jnp.copy, TRAINED), None, tx, tx)
     totals = loss_normalizers(batch, spec=spec)
-    grads = gradients(state, Minibatch(batch), totals, RULES.allowed_tokens, FROZEN, spec=spec)
+    grads, _ = gradients(state, Minibatch(batch), totals, RULES.allowed_tokens, FROZEN, spec=spec)
     assert set(grads.policy) == set(state.policy) == {"adapter", "budget"}
     size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
     trained = size(state.policy)
     # Two moments of each, and a few counters.
     assert 2 * trained <= size(state.policy_opt) <= 2 * trained + 8
     before = jax.tree.map(np.asarray, FROZEN)
-    new, _ = train_step(
+    new, *_ = train_step(
         state,
         Minibatch(batch),
         RULES.allowed_tokens,
@@ -142,9 +142,9 @@ def test_gradients_are_those_of_the_merged_weights():
     tx = optax.sgd(1.0)
     totals = loss_normalizers(batch, spec=spec)
     given = (Minibatch(batch), totals, RULES.allowed_tokens)
-    own = gradients(init_state(TRAINED, None, tx, tx), *given, FROZEN, spec=spec).policy
+    own = gradients(init_state(TRAINED, None, tx, tx), *given, FROZEN, spec=spec)[0].policy
     whole = init_state(adapters.merge(LEARNED), None, tx, tx)
-    of_merged = gradients(whole, *given, spec=spec).policy["layers"]
+    of_merged = gradients(whole, *given, spec=spec)[0].policy["layers"]
     scale = float(LEARNED["adapter_scale"])
     for name in ("q", "o", "down"):
         slope = np.asarray(of_merged[f"{name}_kernel"], np.float64)

@@ -314,7 +314,7 @@ def objective(
     allowed_tokens: Bool[Array, "V"],
     *,
     spec: LearnerSpec,
-) -> tuple[Float[Array, ""], Metrics]:
+) -> tuple[Float[Array, ""], Metrics, TokenScores]:
     """Computes the loss L = L_pi + c_v L_V - c_h H (paper Eq. 16) on a part of a batch.
 
     L_pi is the policy loss, L_V the value loss and H the entropy. c_v is `loss.value_coef`, and c_h
@@ -328,27 +328,9 @@ def objective(
       allowed_tokens: True for ids that can be sampled.
 
     Returns:
-      The loss and the metrics of this part. Summed over all parts, they equal the loss and the
-      metrics of the batch.
-    """
-    loss, metrics, _ = objective_and_scores(
-        policy, value_head, minibatch, normalizers, allowed_tokens, spec=spec
-    )
-    return loss, metrics
-
-
-def objective_and_scores(
-    policy: Params,
-    value_head: Params | None,
-    minibatch: Minibatch,
-    normalizers: LossNormalizers,
-    allowed_tokens: Bool[Array, "V"],
-    *,
-    spec: LearnerSpec,
-) -> tuple[Float[Array, ""], Metrics, TokenScores]:
-    """Computes `objective`, and also returns the scores of the tokens under the policy.
-
-    The scores are constants for differentiation.
+      The loss and the metrics of this part, and the scores of its tokens under the policy. Summed
+      over all parts, the first two equal the loss and the metrics of the batch. The scores are
+      constants for differentiation.
     """
     batch = minibatch.batch
     reference = minibatch.reference

@@ -22,7 +22,7 @@ from bacr_jax.learner.objective import (
     Minibatch,
     head_features,
     loss_normalizers,
-    objective_and_scores,
+    objective,
 )
 from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.learner.token_scores import TokenScores, score_tokens
@@ -120,7 +120,7 @@ def gradients(
     frozen: Params | None = None,
     *,
     spec: LearnerSpec,
-) -> Gradients:
+) -> tuple[Gradients, TokenScores]:
     """Computes the gradients of the loss (paper Eq. 16) on a part of a batch.
 
     With several data-parallel copies of the policy, each copy computes gradients on different
@@ -131,28 +131,15 @@ def gradients(
       minibatch, normalizers, allowed_tokens: as for `objective`.
       frozen: parameters of the policy that are not trained. None if all are trained.
       spec: static settings of the learner.
+
+    Returns:
+      The gradients, and the scores of the tokens under the policy.
     """
-    grads, _ = gradients_and_scores(
-        state, minibatch, normalizers, allowed_tokens, frozen, spec=spec
-    )
-    return grads
-
-
-def gradients_and_scores(
-    state: TrainState,
-    minibatch: Minibatch,
-    normalizers: LossNormalizers,
-    allowed_tokens: Bool[Array, "V"],
-    frozen: Params | None = None,
-    *,
-    spec: LearnerSpec,
-) -> tuple[Gradients, TokenScores]:
-    """Computes `gradients`, and also returns the scores of the tokens under the policy."""
 
     def differentiate(rows: Minibatch, spec: LearnerSpec) -> tuple[Gradients, TokenScores]:
         def loss(policy: Params, head: Params | None) -> tuple[Array, tuple[Metrics, TokenScores]]:
             all_params = {**(frozen or {}), **policy}
-            value, metrics, scores = objective_and_scores(
+            value, metrics, scores = objective(
                 all_params, head, rows, normalizers, allowed_tokens, spec=spec
             )
             return value, (metrics, scores)
@@ -256,50 +243,10 @@ def _joined_parts(scores: TokenScores, spec: LearnerSpec) -> TokenScores:
     return constrain_rows(joined, spec.mesh)
 
 
-def _train_step(
-    state: TrainState,
-    minibatch: Minibatch,
-    allowed_tokens: Bool[Array, "V"],
-    frozen: Params | None = None,
-    *,
-    spec: LearnerSpec,
-    policy_tx: optax.GradientTransformation,
-    head_tx: optax.GradientTransformation,
-    micro_batches: int = 1,
-    update_policy: Bool[Array, ""] | bool = True,
-) -> tuple[TrainState, Metrics, TokenScores]:
-    """Takes the step of `train_step_and_scores`. Called inside jit."""
-    normalizers = loss_normalizers(minibatch.batch, spec=spec)
-
-    def differentiate(rows: Minibatch) -> tuple[Gradients, TokenScores]:
-        return gradients_and_scores(state, rows, normalizers, allowed_tokens, frozen, spec=spec)
-
-    def add(total: Gradients, rows: Minibatch) -> tuple[Gradients, TokenScores]:
-        grads, scores = differentiate(rows)
-        return jax.tree.map(jnp.add, total, grads), scores
-
-    if micro_batches == 1:
-        grads, scores = differentiate(minibatch)
-    else:
-        split = _split(minibatch, micro_batches, spec)
-        first = jax.tree.map(lambda x: x[0], split)
-        zeros = no_gradients(state, first, normalizers, allowed_tokens, frozen, spec=spec)
-        grads, scores_of_parts = jax.lax.scan(add, zeros, split)
-        scores = _joined_parts(scores_of_parts, spec)
-    state, metrics = apply_update(
-        state,
-        grads,
-        spec=spec,
-        policy_tx=policy_tx,
-        head_tx=head_tx,
-        update_policy=update_policy,
-        has_tokens=normalizers.has_tokens,
-    )
-    return state, metrics, scores
-
-
 @functools.partial(
-    jax.jit, static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"), donate_argnums=(0,)
+    jax.jit,
+    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches", "keep_scores"),
+    donate_argnums=(0,),
 )
 def train_step(
     state: TrainState,
@@ -312,7 +259,8 @@ def train_step(
     head_tx: optax.GradientTransformation,
     micro_batches: int = 1,
     update_policy: Bool[Array, ""] | bool = True,
-) -> tuple[TrainState, Metrics]:
+    keep_scores: bool = False,
+) -> tuple[TrainState, Metrics, TokenScores | None]:
     """Takes one Adam step on a batch, with gradients accumulated over micro-batches.
 
     Args:
@@ -324,34 +272,43 @@ def train_step(
       policy_tx, head_tx: optimizers of the policy and of the value head.
       micro_batches: number of micro-batches. It must divide the number of traces.
       update_policy: False updates only the value head (value warm-up).
+      keep_scores: True to return the scores of the tokens.
 
     Returns:
-      The new state and the metrics of the update.
+      The new state, the metrics of the update, and the scores of the tokens under the policy before
+      the step. The scores are None if `keep_scores` is False.
     """
-    new_state, metrics, _ = _train_step(
+    normalizers = loss_normalizers(minibatch.batch, spec=spec)
+
+    def differentiate(rows: Minibatch) -> tuple[Gradients, TokenScores | None]:
+        grads, scores = gradients(state, rows, normalizers, allowed_tokens, frozen, spec=spec)
+        return grads, scores if keep_scores else None
+
+    def add(total: Gradients, rows: Minibatch) -> tuple[Gradients, TokenScores | None]:
+        grads, scores = differentiate(rows)
+        return jax.tree.map(jnp.add, total, grads), scores
+
+    if micro_batches == 1:
+        grads, scores = differentiate(minibatch)
+    else:
+        split = _split(minibatch, micro_batches, spec)
+        first = jax.tree.map(lambda x: x[0], split)
+        zeros = no_gradients(state, first, normalizers, allowed_tokens, frozen, spec=spec)
+        grads, scores_of_parts = jax.lax.scan(add, zeros, split)
+        scores = None if scores_of_parts is None else _joined_parts(scores_of_parts, spec)
+    state, metrics = apply_update(
         state,
-        minibatch,
-        allowed_tokens,
-        frozen,
+        grads,
         spec=spec,
         policy_tx=policy_tx,
         head_tx=head_tx,
-        micro_batches=micro_batches,
         update_policy=update_policy,
+        has_tokens=normalizers.has_tokens,
     )
-    return new_state, metrics
+    return state, metrics, scores
 
 
-# Does the same as `train_step`, and also returns the scores of the tokens under the policy before
-# the step.
-train_step_and_scores = jax.jit(
-    _train_step,
-    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"),
-    donate_argnums=(0,),
-)
-
-
-@functools.partial(jax.jit, static_argnames=("spec",), donate_argnums=(0,))
+@functools.partial(jax.jit, static_argnames=("spec", "keep_scores"), donate_argnums=(0,))
 def accumulate(
     grads: Gradients,
     state: TrainState,
@@ -361,32 +318,22 @@ def accumulate(
     frozen: Params | None = None,
     *,
     spec: LearnerSpec,
-) -> Gradients:
+    keep_scores: bool = False,
+) -> tuple[Gradients, TokenScores | None]:
     """Adds the gradients of a micro-batch to `grads`, which is donated.
 
     The micro-batches of a sum may have different shapes. The other arguments are as for
     `gradients`.
+
+    Args:
+      keep_scores: True to return the scores of the tokens.
+
+    Returns:
+      The sum, and the scores of the tokens under the policy, or None without `keep_scores`.
     """
-    added = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
-    return jax.tree.map(jnp.add, grads, added)
-
-
-@functools.partial(jax.jit, static_argnames=("spec",), donate_argnums=(0,))
-def accumulate_and_score(
-    grads: Gradients,
-    state: TrainState,
-    minibatch: Minibatch,
-    normalizers: LossNormalizers,
-    allowed_tokens: Bool[Array, "V"],
-    frozen: Params | None = None,
-    *,
-    spec: LearnerSpec,
-) -> tuple[Gradients, TokenScores]:
-    """Does the same as `accumulate`, and also returns the scores of the tokens under the policy."""
-    added, scores = gradients_and_scores(
-        state, minibatch, normalizers, allowed_tokens, frozen, spec=spec
-    )
-    return jax.tree.map(jnp.add, grads, added), scores
+    added, scores = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
+    total = jax.tree.map(jnp.add, grads, added)
+    return total, scores if keep_scores else None
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -401,9 +348,9 @@ def no_gradients(
 ) -> Gradients:
     """Returns zero gradients, to which `accumulate` adds the gradients of micro-batches.
 
-    The arguments and the structure of the result are the same as for `gradients`.
+    The arguments are as for `gradients`.
     """
-    shapes = jax.eval_shape(
+    shapes, _ = jax.eval_shape(
         functools.partial(gradients, spec=spec),
         state,
         minibatch,

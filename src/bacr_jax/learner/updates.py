@@ -30,12 +30,10 @@ from bacr_jax.learner.train_step import (
     Gradients,
     TrainState,
     accumulate,
-    accumulate_and_score,
     apply_gradients,
     no_gradients,
     score_batch,
     train_step,
-    train_step_and_scores,
 )
 from bacr_jax.learner.trust_region import ScoringStep, Step, bounded, measured_micro_batches
 from bacr_jax.out_of_memory import phase_memory
@@ -281,7 +279,8 @@ class Updates:
         settings = {"micro_batches": num_parts, **self._optimizers()}
 
         def unlimited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            return train_step(state, *inputs, update_policy=update_policy, **settings)
+            state, metrics, _ = train_step(state, *inputs, update_policy=update_policy, **settings)
+            return state, metrics
 
         if self.max_update_kl is None:
             return unlimited
@@ -297,9 +296,10 @@ class Updates:
         def step(
             state: TrainState, update_policy: bool
         ) -> tuple[TrainState, Metrics, list[TokenScores]]:
-            state, metrics, scores = train_step_and_scores(
-                state, *inputs, update_policy=update_policy, **settings
+            state, metrics, scores = train_step(
+                state, *inputs, update_policy=update_policy, keep_scores=True, **settings
             )
+            assert scores is not None
             if is_subset:
                 scores = _scores_of_rows(scores, rows)
             return state, metrics, [scores]
@@ -411,11 +411,16 @@ class Updates:
         grads = no_gradients(state, parts[0], *constants, spec=self.spec)
         kept_scores = []
         for index, part in enumerate(parts):
-            if self.max_update_kl is None:
-                grads = accumulate(grads, state, part, *constants, spec=self.spec)
-                continue
-            grads, scores = accumulate_and_score(grads, state, part, *constants, spec=self.spec)
-            if index in keep:
+            grads, scores = accumulate(
+                grads,
+                state,
+                part,
+                *constants,
+                spec=self.spec,
+                # The same for all micro-batches, so that only one program is compiled.
+                keep_scores=self.max_update_kl is not None,
+            )
+            if scores is not None and index in keep:
                 kept_scores.append(scores)
         return grads, kept_scores
 

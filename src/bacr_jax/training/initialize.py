@@ -409,7 +409,7 @@ class _WarmupData:
 
 
 def _no_data(*_: Any) -> Any:
-    """Stands for data that a finished warm-up does not read."""
+    """Raises AssertionError, because a finished warm-up reads no data."""
     raise AssertionError("a finished warm-up reads no data")
 
 
