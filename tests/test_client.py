@@ -1,6 +1,7 @@
 """Budgets enforced by calls: the pieces of an engine join to the response of a sampling loop."""
 
 import asyncio
+import dataclasses
 import json
 import re
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import bacr_client as client
 from bacr_client import http_json
 from bacr_client.calls import response_of
-from bacr_client.fingerprint import write_manifest
+from bacr_client.fingerprint import file_digests, write_manifest
 from bacr_client.http_json import Timeouts, request_json
 from bacr_client.server import check_length, parameters, seed_of
 from served_world import Reloading, answering
@@ -441,6 +442,13 @@ def test_a_manifest_knows_every_file_and_lets_people_edit_what_they_read(tmp_pat
                 client.check_manifest(folder, weights=False)
             (folder / name).write_bytes(text)
     client.check_manifest(folder)
+    few = file_digests(folder, most_bytes=len(f"of {files[1]}") + len("edited"))
+    assert set(few) == {"config.json", "README.md"}
+    (folder / "model.safetensors").write_text("other")
+    client.check_manifest(folder, digests=few)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="model.safetensors is not the file that was exported"):
+        client.check_manifest(folder, digests=few)
     (folder / "manifest.json").write_text("[")
     with pytest.raises(ValueError, match="manifest.json is not a JSON object"):
         client.check_manifest(folder)
@@ -501,7 +509,8 @@ def streamed(pieces, timeouts=None):
     async def read(url):
         call = client.Call((1,), 3, (), (), 0)
         stream = client.Server(url).stream(call, client.Sampling(), 0, {}, timeouts)
-        return [tokens async for tokens in stream]
+        async with asyncio.timeout(10):
+            return [tokens async for tokens in stream]
 
     with answering([pieces]) as (url, _):
         return asyncio.run(read(url))
@@ -518,7 +527,36 @@ def test_a_stream_has_the_timeouts_of_the_caller_or_those_of_its_call(monkeypatc
     late = [CLOSED, *[b""] * 15, *EVENTS]
     with pytest.raises(client.EngineError, match="sent nothing for 0.1 s"):
         streamed(late)
-    assert streamed(late, client.server.UNLIMITED) == [[1, 1], [4]]
+    assert streamed(late, client.server.QUEUED) == [[1, 1], [4]]
+
+
+def test_a_server_that_accepts_no_connection_is_given_up_before_one_with_a_queue(monkeypatch):
+    assert client.server.QUEUED.connect <= 15 and client.server.QUEUED.first == float("inf")
+
+    async def never(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    queued = dataclasses.replace(client.server.QUEUED, connect=0.1)
+    for timeouts in (queued, Timeouts(first=0.1)):
+        with pytest.raises(client.EngineError, match="did not accept a connection within 0.1 s"):
+            streamed([None], timeouts)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_well"),
+    [("200 OK", True), ("429 Busy", True), ("503 Busy", False), ("401 No", False)],
+)
+def test_a_server_that_limits_requests_is_well(status, is_well, monkeypatch):
+    monkeypatch.setattr(http_json, "BACK_OFF", (0.01,))
+    models = whole(b'{"data": [{"id": "policy"}]}', status)
+    with answering([models] * 2) as (url, _):
+        if is_well:
+            asyncio.run(client.Server(url).check())
+        else:
+            with pytest.raises(client.EngineError, match="the server refuses requests") as error:
+                asyncio.run(client.Server(url).check())
+            assert not isinstance(error.value, client.Refused)
 
 
 def test_a_server_that_hangs_has_its_time_for_weights_and_for_rows(monkeypatch):

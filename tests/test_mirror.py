@@ -65,7 +65,6 @@ ELSEWHERE = {
     ("planning/test_report.py", DRAWN): "bacr_plan.report_text",
     ("study/test_results.py", DRAWN): "bacr_study.effects .figure_parts .items .tables",
     ("study/test_budget_use.py", DRAWN): "bacr_study.budget_figures .budget_tables",
-    ("study/test_main.py", WIRE): "bacr_study.work",
 }
 
 

@@ -4,8 +4,9 @@ The exporter writes the manifest. Servers, evaluations and rollouts compare fing
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,24 +60,44 @@ def _piece_offsets(size: int) -> Iterator[int]:
     yield last
 
 
-def file_digests(folder: Path, *, weights: bool = True) -> dict[str, str]:
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Returns the sizes in bytes of all files in a folder, excluding hidden files.
+
+    Args:
+      folder: the folder, which is searched recursively.
+
+    Returns:
+      A dict from the path of a file, relative to the folder, to its size, sorted by path.
+    """
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        relative_path = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in relative_path.parts)
+        if path.is_file() and not is_hidden:
+            sizes[relative_path.as_posix()] = path.stat().st_size
+    return sizes
+
+
+def file_digests(
+    folder: Path, *, weights: bool = True, most_bytes: int | None = None
+) -> dict[str, str]:
     """Returns the SHA-256 hashes of all files in a folder, excluding hidden files.
 
     Args:
       folder: the folder, which is searched recursively.
       weights: include weight files, which is slow for large models.
+      most_bytes: maximum total size of the hashed files, or None for no limit. The largest files
+        are left out until the rest is within the limit.
 
     Returns:
       A dict from the path of a file, relative to the folder, to its hash in hexadecimal.
     """
-    names = []
-    for path in sorted(folder.rglob("*")):
-        relative_path = path.relative_to(folder)
-        is_hidden = any(part.startswith(".") for part in relative_path.parts)
-        if not path.is_file() or is_hidden:
-            continue
-        if weights or path.suffix != _WEIGHTS:
-            names.append(relative_path.as_posix())
+    sizes = file_sizes(folder)
+    names = [name for name in sizes if weights or not name.endswith(_WEIGHTS)]
+    if most_bytes is not None:
+        names.sort(key=sizes.__getitem__)
+        totals = itertools.accumulate(sizes[name] for name in names)
+        names = sorted(name for name, total in zip(names, totals) if total <= most_bytes)
     paths = [folder / name for name in names]
     # Threads run in parallel here, because hashlib releases the GIL.
     with ThreadPoolExecutor() as pool:
@@ -93,7 +114,9 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(file_digests(folder), indent=2) + "\n")
 
 
-def check_manifest(folder: Path, *, weights: bool = True) -> None:
+def check_manifest(
+    folder: Path, *, weights: bool = True, digests: Mapping[str, str] | None = None
+) -> None:
     """Checks the files of a folder against its manifest. Does nothing without a manifest.
 
     Markdown files are not checked, because users may edit them.
@@ -101,6 +124,8 @@ def check_manifest(folder: Path, *, weights: bool = True) -> None:
     Args:
       folder: the folder.
       weights: check weight files, too, which is slow for large models.
+      digests: result of `file_digests` for the folder, or None to hash all files. Other files must
+        only exist.
 
     Raises:
       ValueError: if a file has changed or is missing, or the manifest is malformed.
@@ -114,10 +139,15 @@ def check_manifest(folder: Path, *, weights: bool = True) -> None:
         raise ValueError(
             f"{path} is not a JSON object, so the folder is damaged; copy or export it again"
         ) from None
-    digests = file_digests(folder, weights=weights)
+    unhashed: set[str] = set()
+    if digests is None:
+        digests = file_digests(folder, weights=weights)
+    else:
+        unhashed = set(file_sizes(folder)) - set(digests)
     ignored_suffixes = (".md",) if weights else (".md", _WEIGHTS)
     for name, digest in expected:
-        if digests.get(name) != digest and not name.endswith(ignored_suffixes):
+        is_compared = name not in unhashed and not name.endswith(ignored_suffixes)
+        if is_compared and digests.get(name) != digest:
             raise ValueError(
                 f"{folder / name} is not the file that was exported, because its SHA-256 differs "
                 f"from {MANIFEST}; copy or export the folder again, or remove {MANIFEST} if you "

@@ -6,6 +6,7 @@ Used by `server`. Each request opens a new connection. Cancelling a request clos
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import ssl
@@ -22,7 +23,7 @@ _PIECE_BYTES = 1 << 16
 # closed early.
 BACK_OFF = (0.5, 1.0, 2.0, 4.0)
 # HTTP status codes of a busy server.
-_BUSY = (429, 503)
+BUSY = (429, 503)
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Timeouts:
       first: maximum time until the headers of the response are received, including connecting.
       between: maximum time between two reads of the response body.
       whole: maximum time for the whole request.
+      connect: maximum time for connecting, which `first` limits too.
     """
 
     first: float = 30.0
     between: float = 30.0
     whole: float = 60.0
+    connect: float = math.inf
 
 
 # Default timeouts, for requests that the server answers quickly.
@@ -86,7 +89,7 @@ async def request_json(url: str, body: Any = None, timeouts: Timeouts = SHORT) -
         except ConnectionCut:
             pass
         except Refused as refused:
-            if refused.status not in _BUSY:
+            if refused.status not in BUSY:
                 raise
         await asyncio.sleep(seconds)
     return await _request_once(url, body, timeouts)
@@ -223,7 +226,8 @@ async def _opened(
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    late = f"the server did not begin its reply within {timeouts.first:g} s"
+    connect_seconds = min(timeouts.connect, timeouts.first)
+    late = f"the server did not accept a connection within {connect_seconds:g} s"
     writer = None
 
     def with_timeout(read: Awaitable[Any]) -> Awaitable[Any]:
@@ -231,7 +235,11 @@ async def _opened(
 
     try:
         async with asyncio.timeout(timeouts.first):
-            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
+            async with asyncio.timeout(connect_seconds):
+                reader, writer = await asyncio.open_connection(
+                    parts.hostname, port, ssl=secure or None
+                )
+            late = f"the server did not begin its reply within {timeouts.first:g} s"
             writer.write(_request_bytes(parts, body))
             await writer.drain()
             head = await reader.readuntil(b"\r\n\r\n")

@@ -28,10 +28,14 @@ LOADING = Timeouts(first=600.0, between=600.0, whole=900.0)
 # Timeouts of a health check, which detects a server that hangs before a request with long timeouts
 # is sent.
 PING = Timeouts(first=15.0, between=15.0, whole=15.0)
-# No timeouts, for a caller that limits the time of the whole response.
-UNLIMITED = Timeouts(first=math.inf, between=math.inf, whole=math.inf)
+# Timeouts of a request that may wait in the server's queue for any time, for a caller that limits
+# the time of the whole response. Only connecting is limited, because a server with a full queue
+# still accepts connections.
+QUEUED = Timeouts(first=math.inf, between=math.inf, whole=math.inf, connect=PING.first)
 # Values of `finish_reason` for a completion that was not aborted. Older servers send None.
 _FINISHED = (None, "stop", "length")
+# HTTP status code of a server that limits the number of requests.
+TOO_MANY_REQUESTS = 429
 # The seed of a response is multiplied by this number, to which the number of the call is added.
 # Calls of different responses therefore have different seeds.
 _SEED_STRIDE = 1_000_003
@@ -245,6 +249,19 @@ class Server:
                 "has another form; use the address of a vLLM server"
             ) from None
 
+    async def check(self) -> None:
+        """Checks that the server responds, with the timeouts `PING`. The server may be busy.
+
+        Raises:
+          EngineError: if the server cannot be reached, does not respond, or is not
+            OpenAI-compatible.
+        """
+        try:
+            await self.find(PING)
+        except Refused as refused:
+            if refused.status != TOO_MANY_REQUESTS:
+                raise EngineError(str(refused)) from None
+
     async def connect(self) -> None:
         """Connects to the server and checks that its plugin enforces budgets.
 
@@ -282,7 +299,8 @@ class Server:
         """
         call = Call(prompt=(0,), max_tokens=1, stop=(), stop_ids=(), number=0)
         try:
-            await self.complete(call, Sampling(), 0, xargs, SHORT)
+            # A request that is not rejected may wait in the server's queue.
+            await self.complete(call, Sampling(), 0, xargs)
         except Refused as refused:
             message = str(refused)
             if start not in message:

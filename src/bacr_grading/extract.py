@@ -188,13 +188,37 @@ def _box_at(text: str, start: int, limit: int | None = None) -> Box | None:
 
 
 def _bare_box(text: str) -> Box | None:
-    r"""Returns the last box without braces, such as `\boxed 2`, or None if missing."""
+    r"""Returns the last box without braces, such as `\boxed 2`, or None if missing.
+
+    At the end of a text that ends inside of a tag or box, such a box may be truncated, and is
+    ignored.
+    """
     last = None
+    end = len(text.rstrip(",;\\"))
     for match in _BARE_BOX.finditer(text):
         content = match.group(1).rstrip(".")
-        if not _NO_ANSWER.fullmatch(content):
-            last = Box(content, match.start(), match.end())
+        if _NO_ANSWER.fullmatch(content):
+            continue
+        if match.end() >= end and unclosed_start(text[: match.start()]) is not None:
+            continue
+        last = Box(content, match.start(), match.end())
     return last
+
+
+def unclosed_start(text: str) -> int | None:
+    r"""Returns the position where the last tag or box opens if it is not closed, else None.
+
+    If neither the last `<answer>` nor the last `\boxed{` is closed, the first of them counts.
+    """
+    starts = []
+    tag = text.rfind("<answer>")
+    if tag > text.rfind("</answer>"):
+        starts.append(tag)
+    box = max(text.rfind(opener) for opener in _OPENERS)
+    opening = _OPENED.match(text, box) if box >= 0 else None
+    if opening is not None and closing_brace(text, opening.end() - 1) is None:
+        starts.append(box)
+    return min(starts, default=None)
 
 
 def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:

@@ -22,6 +22,7 @@ from bacr_grading.extract import (
     last_statement,
     open_answer,
     reference_answer,
+    unclosed_start,
     without_lead_in,
     without_withdrawn,
 )
@@ -221,11 +222,14 @@ def judge(
 def _later_statement(text: str) -> str | None:
     """Returns the answer in the last sentence "the final answer is ..." after the last box or tag.
 
-    Returns None if no such sentence exists.
+    Returns None if no such sentence exists. An unclosed tag or box contains no answer, because the
+    text may be truncated in the middle of a number.
     """
-    tail = text[-PROSE_CHARS:]
-    start = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
-    return last_sentence(FINAL, tail[start:]) if start >= 0 else None
+    first = max(len(text) - PROSE_CHARS, 0)
+    start = max(text.rfind("\\boxed", first), text.rfind("</answer>", first))
+    if start < 0:
+        return None
+    return last_sentence(FINAL, text[start : unclosed_start(text)])
 
 
 class _Comparison(NamedTuple):

@@ -7,6 +7,7 @@ with `training.loop.Trainer`.
 
 import contextlib
 import inspect
+import os
 import re
 import shlex
 import shutil
@@ -33,8 +34,17 @@ from bacr_jax.config.shipped import check_overlays
 from bacr_jax.config.synonyms import check_options
 from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import OutOfMemory
-from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run, run_path
+from bacr_jax.runs.folder import (
+    Resume,
+    RunFolder,
+    RunPaths,
+    check_run_folder,
+    open_run,
+    run_path,
+)
+from bacr_jax.runs.restarts import give_up_reason
 from bacr_jax.training.checks import check, check_inputs, completed
+from bacr_jax.training.failures import TrainingFailed, VerifierFailed
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
@@ -147,6 +157,7 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
 
     Raises:
       UserError: if the folder can't be opened, or if the processes have different configs.
+      TrainingFailed: if Slurm restarted the job too often without a new checkpoint.
       SystemExit: in all other processes, if process 0 can't open the folder.
     """
     import numpy as np
@@ -155,18 +166,24 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     from bacr_jax.runs.agreement import refuse_if_processes_differ, start_facts
 
     path = run_path(config.output)
-    if not processes.join():
+    values = config_io.flatten(config)
+    try:
         # Check the folder before the devices are initialized, so that an error is reported
         # quickly.
-        check_run_folder(path, config_io.flatten(config), resume=resume, allowed=allowed)
+        check_run_folder(path, values, resume=resume, allowed=allowed)
+    except UserError:
+        # With several processes, process 0 reports the error after they have connected, because
+        # the other processes would wait for it.
+        if processes.settings(os.environ) is None:
+            raise
+    else:
+        _check_restarts(RunPaths(path), config.warmup.dir)
+    if not processes.join():
         processes.check_platform()
         return open_run(path, config, resume=resume, allowed=allowed)
     processes.check_platform()
-    refuse_if_processes_differ(
-        start_facts(
-            config_io.flatten(config), {"--resume": resume, "--allow-change": sorted(allowed)}
-        )
-    )
+    options = {"--resume": resume, "--allow-change": sorted(allowed)}
+    refuse_if_processes_differ(start_facts(values, options))
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)
@@ -177,6 +194,22 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     finally:
         processes.from_first(np.bool_(opened is not None))
     return opened
+
+
+def _check_restarts(paths: RunPaths, warmup_dir: str | None) -> None:
+    """Stops a job that Slurm keeps restarting although it saves no progress between restarts.
+
+    Args:
+      paths: files of the run.
+      warmup_dir: `warmup.dir`. None if the warm-up is in the run folder.
+
+    Raises:
+      TrainingFailed: the job was restarted too often without a new checkpoint. Raised in all
+        processes.
+    """
+    reason = give_up_reason(paths, Path(warmup_dir or paths.warmup), os.environ)
+    if reason:
+        raise TrainingFailed(reason)
 
 
 def train(
@@ -201,14 +234,10 @@ def train(
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
-    from bacr_jax.training.failures import TrainingFailed, VerifierFailed
-    from bacr_jax.training.initialize import check_restarts
     from bacr_jax.training.loop import Trainer
 
     with watched((Preempted, TrainingFailed, VerifierFailed)) as on_phase:
         try:
-            # Count before the inputs are loaded, because a job may be killed while it loads them.
-            check_restarts(folder, config.warmup.dir)
             trainer = Trainer(config, folder, poll, on_phase)
         except BaseException as error:
             if folder.is_new and isinstance(error, UserError):
@@ -382,7 +411,11 @@ def _command(argv: Sequence[str] | None) -> int:
     # These calls set XLA flags, which XLA reads once, when the first device is used.
     allow_fast_additions()
     make_reproducible(config.reproducible, config.output.dir)
-    with joint_run(config, resume, allowed) as folder:
+    try:
+        opened = joint_run(config, resume, allowed)
+    except TrainingFailed as error:
+        return failure(str(error))
+    with opened as folder:
         return _train(config, folder)
 
 
@@ -391,7 +424,6 @@ def _train(config: Config, folder: RunFolder) -> int:
     silence_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-        from bacr_jax.training.failures import TrainingFailed
 
     try:
         with PreemptionHandler() as interruption:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bacr_jax.config.settings import resolve
-from bacr_jax.methods import load_method
+from bacr_jax.methods import Method, load_method
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
 from bacr_plan import costs, memory, schedule, search, seconds
@@ -332,28 +332,42 @@ class Plan:
         return seconds.splits(self.work, self.layout, self.device, self.iteration)
 
     @functools.cached_property
+    def method(self) -> Method:
+        """Returns the method of the run."""
+        return load_method(resolve(self.work.config).method)
+
+    @property
+    def accepts_async(self) -> bool:
+        """True if the run can use `rollout.async_steps=1`.
+
+        The config check refuses this setting for methods with dynamic sampling and for runs that
+        may undo an update.
+        """
+        train = self.work.config.train
+        undoes = train.undo_closed_answers is not None or train.undo_filled_budgets is not None
+        return self.method.dynamic_sampling is None and not undoes
+
+    @functools.cached_property
     def not_counted(self) -> list[str]:
         """Describes the work of the run's method that the predicted durations do not contain.
 
         Its amount depends on the policy's answers, so it can't be predicted from the config.
         """
-        settings = resolve(self.work.config).method
-        method = load_method(settings)
         lines = []
-        sampling = method.dynamic_sampling
+        sampling = self.method.dynamic_sampling
         if sampling is not None and sampling.max_rounds > 1:
             lines.append(
                 f"rollout: 1 to {sampling.max_rounds} rounds, one is counted, because dynamic "
                 "sampling repeats the rollout until enough questions are useful"
             )
-        stage = method.rejection_sft
+        stage = self.method.rejection_sft
         if stage is not None:
             questions = "every training question"
             if stage.questions is not None:
                 questions = f"{stage.questions:,} training questions"
             lines.append(
-                f"not counted: the first supervised stage of method={settings.method}, which "
-                f"answers {questions} once and trains for {stage.steps:,} steps of "
+                f"not counted: the first supervised stage of method={self.work.config.method}, "
+                f"which answers {questions} once and trains for {stage.steps:,} steps of "
                 f"{stage.batch_tokens:,} tokens"
             )
         return lines
@@ -458,7 +472,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         **_prediction_objects(plan),
         "predicted_evaluation_s": round(evaluation, 1),
         "predicted_warmup_s": round(warmup, 1),
-        "predicted_splits_s": [_split_object(split) for split in plan.splits],
+        "predicted_splits_s": [_split_object(split, plan.accepts_async) for split in plan.splits],
         "assumed_shares": {
             "matmul": ASSUMED.matmul,
             "memory_bandwidth": ASSUMED.bandwidth,
@@ -492,13 +506,16 @@ def _prediction_objects(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _split_object(split: DeviceSplit) -> dict[str, Any]:
-    """Converts a split of the devices between learner and samplers to a JSON object."""
+def _split_object(split: DeviceSplit, accepts_async: bool) -> dict[str, Any]:
+    """Converts a split of the devices between learner and samplers to a JSON object.
+
+    The field `ahead` is None if the run does not accept `rollout.async_steps=1`.
+    """
     return {
         "learner": split.learner,
         "samplers": split.samplers,
         "in_turn": round(split.in_turn, 1),
-        "ahead": round(split.ahead, 1),
+        "ahead": round(split.ahead, 1) if accepts_async else None,
     }
 
 

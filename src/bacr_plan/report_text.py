@@ -33,7 +33,7 @@ def as_text(plan: Plan) -> str:
         *_work_lines(plan),
         "",
         *_seconds_lines(plan),
-        *seconds.split_lines(plan.splits, together),
+        *seconds.split_lines(plan.splits, together, accepts_async=plan.accepts_async),
     ]
     return "\n".join(lines)
 

@@ -272,30 +272,35 @@ def _sampling_seconds(work: Workload, device: Device, samplers: int, mesh: MeshC
     return sum(by_phase.values())
 
 
-def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]:
+def split_lines(
+    all_splits: Sequence[DeviceSplit], together: float, *, accepts_async: bool
+) -> list[str]:
     """Describes the best splits, and compares them with a run that does not split the devices.
 
     Args:
       all_splits: the splits. If empty, no lines are returned.
       together: duration of an iteration in seconds if all devices alternate between sampling and
         learning.
+      accepts_async: True if the run accepts `rollout.async_steps=1`. Otherwise this setting is left
+        out.
     """
     if not all_splits:
         return []
     in_turn = min(all_splits, key=lambda split: split.in_turn)
-    ahead = min(all_splits, key=lambda split: split.ahead)
     ways = {
         "all in turn, own decoder": together,
         f"in turn: {_split_text(in_turn)}": in_turn.in_turn,
-        f"rollout.async_steps=1: {_split_text(ahead)}": ahead.ahead,
     }
+    if accepts_async:
+        ahead = min(all_splits, key=lambda split: split.ahead)
+        ways[f"rollout.async_steps=1: {_split_text(ahead)}"] = ahead.ahead
     fastest = min(ways, key=lambda way: ways[way])
     lines = [f"  {way:52}{seconds:8.0f}" for way, seconds in ways.items()]
     return [
         "",
         "Seconds of an iteration if servers of vLLM sample on some of the devices",
         *lines,
-        f"  fastest: {fastest}; of each {ahead.transfer:.0f} s to hand the policy over, at "
+        f"  fastest: {fastest}; of each {in_turn.transfer:.0f} s to hand the policy over, at "
         f"{POLICY_BANDWIDTH / 1e9:g} GB/s",
     ]
 

@@ -6,13 +6,22 @@ closing text in its prompt. `bacr_client` counts the tokens and raises an error 
 too many, so that no budget is exceeded.
 """
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator
+import itertools
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
-from bacr_client import Answering, BudgetRules, EngineError, Sampling, Server, Thinking
-from bacr_client.server import PING, UNLIMITED, extras
+from bacr_client import Answering, BudgetRules, EngineError, Sampling, Server, Thinking, http_json
+from bacr_client.calls import Call
+from bacr_client.http_json import BUSY, Refused
+from bacr_client.server import QUEUED, extras
 from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation, Piece
+
+# Seconds without tokens after which the server's health is checked. A request may wait for longer
+# in the server's queue, but the server then passes the check.
+SILENT_SECONDS = 30.0
 
 
 class ProxyBackend:
@@ -61,7 +70,7 @@ class ProxyBackend:
     async def problem(self) -> str:
         """Returns the reason why the server can't be used now, or "" if there is none."""
         try:
-            await self._server.find(PING)
+            await self._server.check()
         except EngineError as error:
             return str(error)
         return ""
@@ -69,11 +78,12 @@ class ProxyBackend:
     async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
         """Yields the pieces of a response. Closing the generator aborts the server's request.
 
-        There is no timeout, because a request may wait in the server's queue. `app` limits the time
-        of the whole response.
+        There is no timeout, because a request may wait until a busy server accepts it, and then in
+        the server's queue. `app` limits the time of the whole response.
 
         Raises:
-          BackendError: if the server fails, or sends tokens that were not requested.
+          BackendError: if the server fails, does not respond to health checks while it sends
+            nothing, or sends tokens that were not requested.
         """
         sampling = Sampling()
         if request.temperature:
@@ -102,9 +112,9 @@ class ProxyBackend:
         num_sent = 0
         while (call := segment.call()) is not None:
             num_before = len(segment.tokens)
-            stream = self._server.stream(call, sampling, part, xargs, UNLIMITED)
-            async with contextlib.aclosing(stream):
-                async for tokens in stream:
+            sampled = self._sample(call, sampling, part, xargs)
+            async with contextlib.aclosing(sampled):
+                async for tokens in sampled:
                     segment.take(tokens)
                     kept = segment.kept if isinstance(segment, Thinking) else segment.tokens
                     new_tokens = tuple(kept[num_sent:])
@@ -118,3 +128,52 @@ class ProxyBackend:
                     f"{self._server.url}: the server ended a completion without any token; see "
                     "the log of the server"
                 )
+
+    async def _sample(
+        self, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
+    ) -> AsyncGenerator[list[Any], None]:
+        """Yields the tokens of a call. The request is repeated until the server is not busy.
+
+        The arguments are as for `Server.stream`.
+        """
+        for attempt in itertools.count():
+            stream = self._server.stream(call, sampling, part, xargs, QUEUED)
+            try:
+                async with contextlib.aclosing(stream):
+                    while (tokens := await self._next_tokens(stream)) is not None:
+                        yield tokens
+                return
+            except Refused as refused:
+                if refused.status not in BUSY:
+                    raise
+            waits = http_json.BACK_OFF
+            await asyncio.sleep(waits[min(attempt, len(waits) - 1)])
+            # A gateway in front of a server that has ended also replies that it is busy.
+            await self._server.check()
+
+    async def _next_tokens(self, stream: AsyncGenerator[list[Any], None]) -> list[Any] | None:
+        """Returns the next tokens of a stream, or None at its end.
+
+        Raises:
+          EngineError: if the stream fails, or if the server sends nothing and does not respond to a
+            health check.
+        """
+        pending = asyncio.ensure_future(anext(stream, None))
+        try:
+            while not pending.done():
+                await asyncio.wait({pending}, timeout=SILENT_SECONDS)
+                if not pending.done():
+                    await self._check_unless_done(pending)
+            return await pending
+        finally:
+            pending.cancel()
+            # Wait until the connection is closed.
+            await asyncio.gather(pending, return_exceptions=True)
+
+    async def _check_unless_done(self, pending: asyncio.Future[Any]) -> None:
+        """Checks the server's health, but ignores a failure if tokens have arrived meanwhile."""
+        try:
+            await self._server.check()
+        except EngineError:
+            if not pending.done():
+                raise

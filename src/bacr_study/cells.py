@@ -68,7 +68,8 @@ class Cell:
       wall_seconds: wall-clock training time in seconds. The time of a shared warm-up is counted in
         the run that performed it.
       sets: results by evaluation set, decoding mode and budget: the values of `NUMBERS`, and
-        `correct`, a string with one base-36 digit per problem, its number of correct samples.
+        `correct`, a string with one base-36 digit per problem, its number of correct samples. Newer
+        cells also have `closed_rate`, the fraction of answers with a closing tag or an end token.
       samples: number of samples per problem, by decoding mode.
       problems_digest: digest of the problem ids, by evaluation set.
       levels_of: difficulty levels by evaluation set, as a string with one digit per problem.

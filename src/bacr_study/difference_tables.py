@@ -119,7 +119,7 @@ def _difference_row(
         str(entry["tests"]),
         f"{entry['seeds']} × {entry['problems']:,}",
         _updates_of_both(results, entry["task"], entry["variant"], entry["reference"]),
-        items.failed_item(failures.get(entry["variant"])),
+        items.failed_runs_item(failures.get(entry["variant"])),
     ]
 
 

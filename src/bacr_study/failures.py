@@ -5,7 +5,7 @@ count such runs for every arm, and `tables` shows the counts. A run is compared 
 it started from; arms are not compared with each other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bacr_jax.evaluation.decline import (
@@ -16,11 +16,14 @@ from bacr_jax.evaluation.decline import (
 )
 from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.cells import Cell, Grid
-from bacr_study.spec import Task, Variant
+from bacr_study.spec import Study, Task, Variant
 from bacr_study.statistics import clopper_pearson_interval, sign_test_p
 
 # Significance level at which a run's loss of accuracy is called shown, over all of its budgets.
 SHOWN_LEVEL = 0.025
+# Measure of cells that do not contain the share of closed answers (`closed_rate`): the fraction of
+# responses in which the grader found an answer.
+FOUND = "answers found"
 
 
 class Change(NamedTuple):
@@ -28,8 +31,8 @@ class Change(NamedTuple):
 
     Attributes:
       budget: thinking budget in tokens, as a string.
-      measure: `ACCURACY`, or `CLOSED` for the fraction of responses in which the grader found an
-        answer.
+      measure: `ACCURACY`, `CLOSED` (the fraction of answers that ended with a closing tag or an end
+        token) or `FOUND`.
       before: the value for the policy that the run started from, in [0, 1].
       after: the value for the trained policy, in [0, 1].
       failed: True if the change counts as a failure of the run.
@@ -51,7 +54,7 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
     sampling error of the trained policy, so a policy that training does not change also fails in
     about one of ten comparisons at each budget. A loss of accuracy is therefore called shown only
     if a one-sided exact sign test over the problems has p < `SHOWN_LEVEL` / number of budgets. A
-    loss of closed answers is shown if it counts as a failure.
+    loss of closed answers, or of answers found, is shown if it counts as a failure.
 
     Args:
       cell: the cell of the trained run.
@@ -60,8 +63,9 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
       mode: the decoding mode.
 
     Yields:
-      The change of the accuracy and of the fraction of closed answers at each budget. Budgets that
-      are missing in either cell are skipped.
+      The changes of the accuracy and of a second measure at each budget. The second measure is the
+      fraction of closed answers if both cells contain it, and otherwise the fraction of answers
+      found. Budgets that are missing in either cell are skipped.
     """
     by_budget = cell.sets.get(name, {}).get(mode, {})
     for budget, after in by_budget.items():
@@ -81,27 +85,75 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
             failed=accuracy_declined(accuracy_before, accuracy_after, problems),
             shown=sign_test_p(verdicts, verdicts_after) < SHOWN_LEVEL / len(by_budget),
         )
-        closed_before = 1.0 - entry["no_answer_share"]
-        closed_after = 1.0 - after["no_answer_share"]
-        stopped_closing = closed_answers_declined(closed_before, closed_after, problems)
-        yield Change(
-            budget=budget,
-            measure=CLOSED,
-            before=closed_before,
-            after=closed_after,
-            failed=stopped_closing,
-            shown=stopped_closing,
-        )
+        yield _answer_change(budget, entry, after, problems)
 
 
-def _policy_before(run: Cell, untrained: Sequence[Cell], task: Task) -> Cell | None:
-    """Returns the results of the policy that a run started from, or None if they do not exist."""
-    for cell in untrained:
+def _answer_change(
+    budget: str, before: Mapping[str, Any], after: Mapping[str, Any], problems: int
+) -> Change:
+    """Returns the change of the closed answers, or of the answers found if these are not stored."""
+    if "closed_rate" in before and "closed_rate" in after:
+        measure = CLOSED
+        share_before = before["closed_rate"]
+        share_after = after["closed_rate"]
+    else:
+        measure = FOUND
+        share_before = 1.0 - before["no_answer_share"]
+        share_after = 1.0 - after["no_answer_share"]
+    declined = closed_answers_declined(share_before, share_after, problems)
+    return Change(
+        budget=budget,
+        measure=measure,
+        before=share_before,
+        after=share_after,
+        failed=declined,
+        shown=declined,
+    )
+
+
+def worst_change(changes: Iterable[Change]) -> Change:
+    """Returns the largest loss over the budgets and measures of a run.
+
+    A loss of closed answers, or of answers found, is only considered if it counts as a failure.
+
+    Args:
+      changes: the changes that `changes_of` yields; at least one.
+    """
+    losses = [change for change in changes if change.measure == ACCURACY or change.failed]
+    return min(losses, key=_gain)
+
+
+def _gain(change: Change) -> float:
+    """Returns the value after training minus the value before training."""
+    return change.after - change.before
+
+
+def shares_warmup(study: Study, task: Task) -> bool:
+    """True if the runs of all seeds on a task start from the same warm-up (`warmup.seed`)."""
+    return "warmup.seed" in task.set or "warmup.seed" in study.set
+
+
+def policy_before(run: Cell, untrained: Sequence[Cell], *, shared_warmup: bool) -> Cell | None:
+    """Returns the results of the policy that a run started from, or None if they do not exist.
+
+    Policies that were evaluated on another machine are not considered, because the same warm-up
+    gives another policy on another kind of processor.
+
+    Args:
+      run: the cell of the trained run.
+      untrained: cells of policies before training, on the same task.
+      shared_warmup: True if all seeds start from the same policy (`shares_warmup`). A run without a
+        counterpart of the same seed then started from the policy of another cell on the same
+        problems.
+    """
+    machine = run.provenance.get("machine")
+    candidates = [cell for cell in untrained if cell.provenance.get("machine") == machine]
+    for cell in candidates:
         if cell.seed == run.seed:
             return cell
-    if "warmup.seed" not in task.set:
+    if not shared_warmup:
         return None
-    for cell in untrained:
+    for cell in candidates:
         if cell.problems_digest == run.problems_digest:
             return cell
     return None
@@ -113,7 +165,8 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     A trained run is compared with the run of the arm `Study.before` with the same seed, which
     contains the results of the policy before training. If the task sets `warmup.seed`, all seeds
     start from the same policy, so a run without a counterpart of the same seed is compared with the
-    first run of `Study.before` on the same problems. Runs without a comparison are not counted.
+    first run of `Study.before` on the same problems. Both runs must be from the same machine. Runs
+    without a comparison, or without greedy answers to the main set, are not counted.
 
     Returns:
       A record for each variant with at least one such run:
@@ -121,40 +174,57 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
         shown: the number of runs with a shown loss.
         low, high: the Clopper-Pearson interval of the failure probability.
         failures: records with `seed`, `budget`, `measure`, `before` and `after`.
-        worst: the record of the largest loss of accuracy over all runs and budgets.
+        worst: the record of the largest loss over all runs, budgets and measures
+          (`worst_change`).
+        measures: the names of the compared measures.
       The dictionary is empty if the study does not specify `before`.
     """
     rates: dict[str, Any] = {}
     if not grid.study.before:
         return rates
     untrained = grid.of(task.id, Variant(grid.study.before))
+    shared_warmup = shares_warmup(grid.study, task)
     for variant in grid.variants(task.id):
-        runs = []
-        changes: list[Any] = []
+        changes_by_seed: dict[int, list[Change]] = {}
         for cell in grid.of(task.id, variant):
-            before = _policy_before(cell, untrained, task)
+            before = policy_before(cell, untrained, shared_warmup=shared_warmup)
             if cell.steps == 0 or before is None:
                 continue
-            runs.append(cell)
-            changes.extend((cell.seed, change) for change in changes_of(cell, before, task.main))
-        if not changes:
-            continue
-        failures = [(seed, change) for seed, change in changes if change.failed]
-        failed = len({seed for seed, _ in failures})
-        shown = len({seed for seed, change in changes if change.shown})
-        low, high = clopper_pearson_interval(failed, len(runs))
-        accuracies = [pair for pair in changes if pair[1].measure == ACCURACY]
-        worst = min(accuracies, key=lambda pair: pair[1].after - pair[1].before)
-        rates[variant.key] = {
-            "runs": len(runs),
-            "failed": failed,
-            "shown": shown,
-            "low": low,
-            "high": high,
-            "failures": [_record(*pair) for pair in failures],
-            "worst": _record(*worst),
-        }
+            changes = list(changes_of(cell, before, task.main))
+            if changes:
+                changes_by_seed[cell.seed] = changes
+        if changes_by_seed:
+            rates[variant.key] = _rate(changes_by_seed)
     return rates
+
+
+def _rate(changes_by_seed: Mapping[int, Sequence[Change]]) -> dict[str, Any]:
+    """Returns an arm's record of `failure_rates`.
+
+    Args:
+      changes_by_seed: for each run of the arm, its changes. None of them is empty.
+    """
+    failures = [
+        _record(seed, change)
+        for seed, changes in changes_by_seed.items()
+        for change in changes
+        if change.failed
+    ]
+    failed = len({record["seed"] for record in failures})
+    worst_by_seed = {seed: worst_change(changes) for seed, changes in changes_by_seed.items()}
+    worst_seed = min(worst_by_seed, key=lambda seed: _gain(worst_by_seed[seed]))
+    measures = {change.measure for changes in changes_by_seed.values() for change in changes}
+    low, high = clopper_pearson_interval(failed, len(changes_by_seed))
+    return {
+        "runs": len(changes_by_seed),
+        "failed": failed,
+        "shown": sum(any(change.shown for change in of) for of in changes_by_seed.values()),
+        "low": low,
+        "high": high,
+        "failures": failures,
+        "worst": _record(worst_seed, worst_by_seed[worst_seed]),
+        "measures": sorted(measures),
+    }
 
 
 def _record(seed: int, change: Change) -> dict[str, Any]:

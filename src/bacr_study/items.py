@@ -1,12 +1,14 @@
 """Formats the entries of a study's tables: means, differences, p-values, ranks and marks."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bacr_jax.evaluation.decline import ACCURACY, CLOSED
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown, budget_name
+from bacr_study.failures import FOUND
 from bacr_study.spec import MEAN, Study, Task, Variant
 from bacr_study.statistics import LEVEL
 
@@ -118,8 +120,9 @@ def training_columns(
 ) -> list[tuple[str, Sequence[Item]]]:
     """Returns the table columns about training that are shown next to the accuracies of a task.
 
-    The columns are the number of updates, the number of failed runs, and the largest loss of
-    accuracy over all runs and budgets. A column is left out if its numbers are not known.
+    The columns are the number of updates, the number of failed runs with the interval of their
+    share, and the largest loss over all runs and budgets. A column is left out if its numbers are
+    not known.
 
     Returns:
       The heading and the entries of each column.
@@ -235,11 +238,24 @@ def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
     return mean_item(estimate, scale=100, marks=marks)
 
 
-def failed_item(rate: Mapping[str, Any] | None) -> Item:
+def failed_runs_item(rate: Mapping[str, Any] | None) -> Item:
     """Formats the number of failed runs, such as `1 of 6`; a dash for None."""
     if rate is None:
         return NONE
     return _number_of_runs(rate["failed"], rate)
+
+
+def failed_item(rate: Mapping[str, Any] | None) -> Item:
+    """Formats the number of failed runs and the interval of their share in percent.
+
+    The result is a text such as `1 of 6 [0, 64]`, or a dash for None.
+    """
+    if rate is None:
+        return NONE
+    low = 100 * rate["low"]
+    high = 100 * rate["high"]
+    text = f"{rate['failed']} of {rate['runs']} [{low:.0f}, {high:.0f}]"
+    return Shown(text, (rate["failed"], low, high))
 
 
 def failure_share_item(rate: Mapping[str, Any]) -> Item:
@@ -261,11 +277,31 @@ def _number_of_runs(count: int, rate: Mapping[str, Any]) -> Item:
 
 
 def loss_text(change: Mapping[str, Any]) -> str:
-    """Formats a change of accuracy in percent at a budget: `55.8 to 0.0 at 48, seed 2`."""
+    """Formats a change in percent at a budget: `55.8 to 0.0 at 48, seed 2`.
+
+    Measures other than the accuracy are named: `answers found 100.0 to 0.0 at 12, seed 11`.
+    """
     before = 100 * change["before"]
     after = 100 * change["after"]
     budget = budget_name(change["budget"])
-    return f"{before:.1f} to {after:.1f} at {budget}, seed {change['seed']}"
+    text = f"{before:.1f} to {after:.1f} at {budget}, seed {change['seed']}"
+    if change["measure"] == ACCURACY:
+        return text
+    return f"{change['measure']} {text}"
+
+
+def answers_measure(measures: Collection[str]) -> str:
+    """Returns the name of the measure that counts failures next to the accuracy, for a caption.
+
+    It is the share of answers found, or the share of closed answers if the cells contain it.
+
+    Args:
+      measures: the measures of all changes (`failures.changes_of`).
+    """
+    if FOUND not in measures:
+        return CLOSED
+    found = f"{FOUND} (texts in which the grader finds an answer)"
+    return f"{CLOSED} (in older cells: {found})" if CLOSED in measures else found
 
 
 def tokens_item(estimate: Mapping[str, Any] | None) -> Item:

@@ -142,8 +142,11 @@ def _training_explanation(results: Results) -> str:
     if any("updates" in cost for cost in costs):
         sentences += "Updates: optimizer updates in training. "
     if any(results["failures"].values()):
-        sentences += "Failed: runs that ended worse than they began (table of failed runs). "
-        sentences += "Worst budget: the largest loss of a run, accuracy before and after. "
+        sentences += (
+            "Failed: runs whose greedy answers ended worse than they began (table of failed runs), "
+            "with the 95 % Clopper-Pearson interval of their share in %. Worst budget: the largest "
+            "loss of a run, greedy accuracy before and after, unless another measure is named. "
+        )
     return sentences
 
 
@@ -203,12 +206,14 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
     """Yields the table of failed runs per method, if the study counts failed runs."""
     names = items.row_names(study)
     rows: list[list[Item]] = []
+    measures: set[str] = set()
     for task in study.tasks:
         for variant, rate in results["failures"][task.id].items():
+            measures.update(rate["measures"])
             row = [
                 names[variant],
                 task.label,
-                items.failed_item(rate),
+                items.failed_runs_item(rate),
                 items.failure_share_item(rate),
                 items.shown_losses_item(rate),
                 items.loss_text(rate["worst"]),
@@ -223,11 +228,12 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
         words=2,
         caption="A run has failed if, for greedy answers at some budget, its accuracy is below the "
         f"95 % Wilson interval of the accuracy before training ({study.arm(study.before).name}), "
-        "or less than 95 % of its answers are closed and this share is below the interval of the "
-        "share before. Share: in %, with its 95 % Clopper-Pearson interval. Shown: runs with a "
-        "loss beyond sampling error, by a one-sided exact sign test over the same problems (p < "
-        ".025 / number of budgets at some budget), or that stop closing their answers. Largest "
-        "loss: the budget and run that lost most, accuracy in % before and after.",
+        f"or its share of {items.answers_measure(measures)} is below 95 % and below the interval "
+        "of the share before. Share that fails: in %, with its 95 % Clopper-Pearson interval. "
+        "Shown: runs with a loss beyond sampling error, by a one-sided exact sign test over the "
+        "same problems (p < .025 / number of budgets at some budget), or with such a share of "
+        "answers. Largest loss: the budget and run that lost most, in accuracy or in this share; "
+        "in % before and after.",
         name="failures",
     )
 

@@ -3,6 +3,7 @@
 Training and evaluation use the regular commands `train` and `evaluate`.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -180,6 +181,7 @@ def entry_of(answers: Graded) -> dict[str, Any]:
         "mean_total_tokens": number(answers.total.mean()),
         "forced_share": number(answers.forced.mean()),
         "no_answer_share": number(np.mean(no_answer)),
+        "closed_rate": number(answers.finished.mean()),
         "correct": correct_digits(answers.correct.sum(1)),
     }
 
@@ -406,10 +408,29 @@ def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
 
 def _provenance(devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Returns the commit, package versions, machine and date that are stored with the results."""
-    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
+    cpu = f"{_processor()}, {os.cpu_count()} cores"
     return {
         "commit": commit(),
         "versions": {name: version(name) for name in VERSIONED},
         "machine": f"{cpu}, {len(devices)} x {devices[0].device_kind}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def _processor() -> str:
+    """Returns the kind of processor, such as "x86_64 AMD EPYC, family 25".
+
+    Processors of different kinds round sums in different orders, so runs of the same seed differ.
+    The model and family are left out on systems without /proc/cpuinfo.
+    """
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    kind = platform.machine()
+    if "model name" in fields:
+        kind = f"{kind} {fields['model name']}"
+    if "cpu family" in fields:
+        kind = f"{kind}, family {fields['cpu family']}"
+    return kind

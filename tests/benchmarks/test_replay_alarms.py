@@ -38,11 +38,11 @@ def run_folder(path, steps, *evaluations):
     return path
 
 
-def cell(arm, steps, correct, curve=(), closed=1.0):
+def cell(arm, steps, correct, curve=(), closed=1.0, seed=1, task="task"):
     numbers = {"accuracy": correct.count("1") / len(correct), "correct": correct,
                "no_answer_share": 1.0 - closed}  # fmt: skip
     return {
-        "id": f"task.{arm}.1", "study_size": "cpu", "task": "task", "arm": arm, "seed": 1,
+        "id": f"{task}.{arm}.{seed}", "study_size": "cpu", "task": task, "arm": arm, "seed": seed,
         "value": None, "provenance": {}, "config_sha": "", "departures": [], "steps": steps,
         "generated_tokens": 0, "wall_seconds": 0.0, "samples": {"greedy": 1},
         "sets": {"ledger": {"greedy": {"8": numbers}}}, "problems_digest": {}, "levels_of": {},
@@ -130,7 +130,60 @@ def test_without_an_untrained_cell_the_held_out_mean_decides(monkeypatch, capsys
     assert (counts["failed"], counts["fine"]) == (1, 1)
     assert (counts["mean_fell"], counts["mean_measured"]) == (1, 2)
     table = replayed(monkeypatch, capsys, "--table", folder)
-    assert table[2] == "| study | 3 | 1 | 0 | 1 | 0 | 1 of 2 |" and len(table) == 4
+    assert table[2] == "| study | 3 | 1 | 0 | 1 | 0 | 1 of 2 |" and table[4] == ""
+
+
+# All seeds of a task of this study start from the same warm-up (`warmup.seed`).
+SHARED = RESULTS.parents[1] / "configs" / "studies" / "stability-twenty.yaml"
+
+
+@pytest.mark.parametrize(("words", "failed"), [((), None), (("--study", SHARED), ["12"])])
+def test_runs_of_other_seeds_are_compared_with_the_shared_warmup(
+    monkeypatch, capsys, tmp_path, words, failed
+):
+    records = (
+        cell("untrained", 0, "1100" * 25, seed=201, task="warm2"),
+        cell("shipped", 1, "1000" * 25, [point(1, 0.5)], seed=202, task="warm2"),
+    )
+    for record in records:
+        budgets = record["sets"]["ledger"]["greedy"]
+        budgets["12"] = budgets.pop("8")
+    (report,), _ = reports(monkeypatch, capsys, *words, pack(tmp_path / "study", *records))
+    budgets = report["failed"] and [failure.split()[2] for failure in report["failed"]]
+    assert budgets == failed
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_a_packed_run_has_the_failures_of_its_cell_and_counts_once(
+    monkeypatch, capsys, tmp_path, tokens
+):
+    whole = {
+        "id": "task.bacr.1",
+        "summary": {"generated_tokens": tokens},
+        "eval": [evaluation("before", 0.5), evaluation("after", 0.5)],
+        "metrics": [STEP | {"step": 1}],
+    }
+    ruined = cell("bacr", 1, "1000" * 25, [point(1, 0.5)])
+    study = pack(tmp_path / "study", cell("cot", 0, "1100" * 25), ruined)
+    runs, counts = reports(monkeypatch, capsys, pack(tmp_path / "runs", whole), study)
+    # A run with another number of tokens is another run, although it has the same id.
+    is_same = tokens == ruined["generated_tokens"]
+    assert bool(runs[0]["failed"]) == is_same
+    assert (counts["runs"], counts["failed"]) == ((1, 1) if is_same else (2, 1))
+
+
+def test_the_table_of_alarms_has_their_steps_by_the_end_of_the_runs(monkeypatch, capsys, tmp_path):
+    fewer = STEP | {"rollout/closed_answers": 0.8}
+    before = evaluation("before", 0.5)
+    folders = [
+        run_folder(tmp_path / "right", [STEP, *[fewer] * 3], before, evaluation("after", 0.1)),
+        run_folder(tmp_path / "late", [STEP, STEP, *[fewer] * 3], before, evaluation("after", 0.1)),
+        run_folder(tmp_path / "false", [STEP, *[fewer] * 3], before, evaluation("after", 0.5)),
+        run_folder(tmp_path / "open", [STEP, *[fewer] * 3], before),
+    ]
+    table = replayed(monkeypatch, capsys, "--table", *folders)
+    assert "| `closed_answers` | 2 | 4, 5 | 1 | 4 | 1 | 4 |" in table
+    assert "| `collapse` | 0 | - | 0 | - | 0 | - |" in table
 
 
 def test_a_folder_without_a_run_is_refused_in_a_line(monkeypatch, capsys, tmp_path):

@@ -131,6 +131,14 @@ def test_every_config_chooses_its_best_checkpoint_during_training(path):
     assert config.train.steps is None or config.eval.every < config.train.steps
 
 
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_every_config_evaluates_its_test_sets_only_before_and_after_training(path):
+    config = config_io.load([path])
+    assert config.eval.during == "selection"
+    # With no selecting set, evaluations during training would use all sets.
+    assert selection_set(config.eval, config.data) not in {None, *config.data.eval}
+
+
 @pytest.mark.parametrize("written", ["grpo", "methods/grpo", "configs/methods/grpo.yaml"])
 def test_overlays_alone_are_refused(written):
     with pytest.raises(UserError) as error:

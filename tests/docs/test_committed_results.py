@@ -16,9 +16,11 @@ from scipy.special import stdtrit
 from scipy.stats import binomtest
 
 import replay_alarms
-from bacr_jax.evaluation.decline import accuracy_declined
+import stability_arms
+from bacr_jax.evaluation.decline import accuracy_declined, closed_answers_declined
 from bacr_jax.report import figures
-from bacr_study.statistics import crossed_test
+from bacr_study.statistics import clopper_pearson_interval, crossed_test
+from bacr_study.study_file import read_study
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -212,7 +214,7 @@ def test_the_controls_page_has_the_presets_lead(arm, label):
 )
 def test_the_recipes_page_has_the_run_that_failed(when, label):
     (run,) = cells("smollm2-recipe-cpu")
-    page = (ROOT / "docs" / "recipes.md").read_text().split("### A run that failed")[1]
+    page = (ROOT / "docs" / "smollm2-runs.md").read_text().split("### A run that failed")[1]
     row = re.search(rf"^\| {label} \| (.*) \|$", page, re.MULTILINE)[1].replace("*", "")
     greedy = run["summary"]["eval"][when]["greedy"]
     entries = [greedy[budget] for budget in ("12", "20", "28", "48")]
@@ -294,10 +296,10 @@ STABILITY_LABELS = {
 }
 
 
-def greedy_runs(folder):
-    """Returns the greedy results by budget of each trained run, with those of its warm-up."""
+def results_of_runs(folder, mode="greedy"):
+    """Returns the results by budget before and after each training run, in a decoding mode."""
     entries_of = {
-        (cell["task"], cell["arm"], cell["seed"]): next(iter(cell["sets"].values()))["greedy"]
+        (cell["task"], cell["arm"], cell["seed"]): next(iter(cell["sets"].values()))[mode]
         for cell in cells(folder)
     }
     before_of = {
@@ -319,67 +321,132 @@ def lowest_closed(folder):
 
 def ends(values):
     """Returns the range of shares in percent, such as `5 to 10`."""
-    both = sorted({f"{100 * min(values):.0f}", f"{100 * max(values):.0f}"}, key=int)
+    percents = [100 * value for value in values]
+    both = sorted({f"{min(percents):.0f}", f"{max(percents):.0f}"}, key=int)
     return " to ".join(both)
 
 
 def percent(entries):
-    """Returns the accuracies as on the pages, such as `9, 15, 58, 58`."""
-    return ", ".join(f"{100 * entry['accuracy']:.0f}" for entry in entries.values())
-
-
-def ranges(runs):
-    """Returns the range of accuracies at each budget, as a row of a table: `5 to 10 | 74`."""
-    accuracies = [[entry["accuracy"] for entry in run.values()] for run in runs]
-    return " | ".join(ends(at_budget) for at_budget in zip(*accuracies, strict=True))
-
-
-def yes_or_no(value):
-    return "yes" if value else "no"
+    """Returns the accuracies as on the pages, such as `9/15/58/58`."""
+    return "/".join(f"{100 * entry['accuracy']:.0f}" for entry in entries.values())
 
 
 def test_the_page_of_stability_has_every_finished_run():
     page = (ROOT / "docs" / "studies" / "stability.md").read_text()
     screening, twenty = page.split("## At the recipe's own rates")
-    rows = [line for line in screening.splitlines() if line.endswith(("| yes |", "| no |"))]
+    rows = [line for line in screening.splitlines() if re.search(r" \| \d+ \| \d+ \|$", line)]
     expected = []
     for machine, folder in (
         ("Xeon", "stability-unfinished"),
         ("EPYC", "stability-epyc-unfinished"),
     ):
-        for (task, arm, seed), (before, after) in greedy_runs(folder).items():
-            failed = any(
-                accuracy_declined(before[budget]["accuracy"], entry["accuracy"], 150)
-                for budget, entry in after.items()
-            )
+        runs_of_arm = collections.defaultdict(list)
+        for (task, arm, seed), run in results_of_runs(folder).items():
+            runs_of_arm[arm].append((seed, int(task.removeprefix("warm")), *run))
+        for arm, runs in runs_of_arm.items():
+            afters = []
+            failed = 0
+            shown = 0
+            for seed, warmup, before, after in sorted(runs, key=lambda run: run[:2]):
+                afters.append(f"{percent(after)} ({warmup}.{seed})")
+                failed += any(
+                    accuracy_declined(before[budget]["accuracy"], entry["accuracy"], 150)
+                    for budget, entry in after.items()
+                )
+                shown += bool(shown_losses(after, before))
             expected.append(
-                f"| {STABILITY_LABELS[arm]} | {machine}, {task.removeprefix('warm')}, {seed} | "
-                f"{percent(after)} | {yes_or_no(failed)} | "
-                f"{yes_or_no(shown_losses(after, before))} |"
+                f"| {STABILITY_LABELS[arm]}, {machine} | {', '.join(afters)} | {failed} | {shown} |"
             )
     assert sorted(rows) == sorted(expected)
 
-    runs_of = collections.defaultdict(list)
-    closed_of = collections.defaultdict(list)
-    for folder in ("stability-twenty-epyc-unfinished", "stability-twenty-xeon-unfinished"):
-        for arm, share in lowest_closed(folder):
-            closed_of[arm].append(share)
-        for (_, arm, _), run in greedy_runs(folder).items():
-            runs_of[arm].append(run)
-    all_runs = [run for runs in runs_of.values() for run in runs]
-    assert f"| before training | | | | {ranges(before for before, _ in all_runs)} |" in twenty
-    rows = [line for line in twenty.splitlines() if re.search(r"\| \d+ of \d+ \|", line)]
+    rows = [line for line in twenty.splitlines() if re.search(r"\| \d+ of \d+ \[", line)]
     expected = []
-    for arm, runs in runs_of.items():
-        losses = [shown_losses(after, before) for before, after in runs]
-        at_12 = sum("12" in budgets for budgets in losses)
-        later = sum(bool(set(budgets) - {"12"}) for budgets in losses)
-        afters = [after for _, after in runs]
-        expected.append(
-            f"| {STABILITY_LABELS[arm]} | {later} of {len(runs)} | {at_12} | "
-            f"{ends(closed_of[arm])} | {ranges(afters)} |"
-        )
+    closed_with_bound = []
+    befores = collections.defaultdict(list)
+    for machine in ("Xeon", "EPYC"):
+        folder = f"stability-twenty-{machine.lower()}-unfinished"
+        closed_with_bound += [share for arm, share in lowest_closed(folder) if arm != "shipped"]
+        by_mode = {mode: runs_by_arm(folder, mode) for mode in ("greedy", "sampled")}
+        for arm in by_mode["greedy"]:
+            items = [f"{STABILITY_LABELS[arm]}, {machine}"]
+            items += [failed_item(by_mode[mode][arm]) for mode in by_mode]
+            for mode, runs_of in by_mode.items():
+                items.append(ends(after["20"]["accuracy"] for _, after in runs_of[arm]))
+                befores[mode] += [before["20"]["accuracy"] for before, _ in runs_of[arm]]
+            expected.append(f"| {' | '.join(items)} |")
     assert sorted(rows) == sorted(expected)
+    assert (
+        f"| before training | | | {ends(befores['greedy'])} | {ends(befores['sampled'])} |"
+        in twenty
+    )
+    assert (
+        f"with it, the lowest share of any step is {100 * min(closed_with_bound):.0f} %" in twenty
+    )
+
+
+def runs_by_arm(folder, mode):
+    """Returns pairs of results before and after training, by arm."""
+    runs_of = collections.defaultdict(list)
+    for (_, arm, _), run in results_of_runs(folder, mode).items():
+        runs_of[arm].append(run)
+    return runs_of
+
+
+def failed_item(runs):
+    """Returns the share of runs that failed at any budget, such as `1 of 3 [1, 91]`."""
+    failed = 0
+    for before, after in runs:
+        failed += any(
+            accuracy_declined(before[budget]["accuracy"], entry["accuracy"], 300)
+            or closed_answers_declined(
+                1 - before[budget]["no_answer_share"], 1 - entry["no_answer_share"], 300
+            )
+            for budget, entry in after.items()
+        )
+    low, high = clopper_pearson_interval(failed, len(runs))
+    return f"{failed} of {len(runs)} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+@pytest.mark.parametrize("study", ["stability", "stability-twenty"])
+def test_the_tables_of_arms_have_every_finished_run(study):
+    xeon = study if study == "stability" else f"{study}-xeon"
+    folders = {"Xeon": f"{xeon}-unfinished", "EPYC": f"{study}-epyc-unfinished"}
+    results = ROOT / "docs" / "results"
+    page = (results / f"{study}-tables" / "arms.md").read_text()
+    settings = read_study(ROOT / "configs" / "studies" / f"{study}.yaml")
+    machines = [(machine, results / folder) for machine, folder in folders.items()]
+    assert stability_arms.arms_table(settings, machines).markdown() == page
+    if study == "stability-twenty":
+        for machine, folder in folders.items():
+            for arm, runs in runs_by_arm(folder, "greedy").items():
+                sampled = failed_item(runs_by_arm(folder, "sampled")[arm])
+                name = settings.arm(arm).name
+                assert f"| {name} | {machine} | {failed_item(runs)} | {sampled} |" in page
+
+
+def test_the_replay_counts_the_alarms_of_runs_with_all_metrics():
+    folders = ["smollm2-recipe-cpu", "quickstart-cpu"]
+    for machine in ("epyc", "xeon"):
+        folders += [f"stability-twenty-{machine}-runs", f"stability-twenty-{machine}-unfinished"]
+    study = ROOT / "configs" / "studies" / "stability-twenty.yaml"
+    shared_warmups = replay_alarms.shared_warmups_of([study])
+    runs = {}
+    for folder in folders:
+        path = ROOT / "docs" / "results" / folder
+        runs[folder] = list(replay_alarms.runs_in(path, shared_warmups))
+    reports = [
+        replay_alarms.report_of(run)
+        for of_folder in replay_alarms.joined(runs).values()
+        for run in of_folder
+    ]
+    # Cells without a packed run remain. Their evaluations before training are known too.
+    whole = [report for report in reports if "unfinished" not in report["run"]]
+    assert (len(reports), len(whole)) == (42, 37)
+    assert all(report["failed"] is not None for report in reports)
+    counts = replay_alarms.counts_of(whole)
+    assert (counts["failed"], counts["failed_with_alarm"]) == (16, 3)
+    assert (counts["fine"], counts["false_alarms"]) == (21, {"update_kl": 1})
+    assert replay_alarms.counts_of(reports)["failed"] == 19
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Disk, grader and model's folder, sound and with faults; versions and devices of this machine."""
 
 import fcntl
+import hashlib
 import os
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +112,44 @@ def test_a_flipped_byte_of_the_weights_is_found(folder):
     content[-1] ^= 64
     weights.write_bytes(content)
     with pytest.raises(UserError, match="is not the file that was exported"):
+        machine.model(of_folder(folder))
+
+
+def test_large_files_of_a_model_are_read_at_most_once_and_only_up_to_a_limit(folder, monkeypatch):
+    write_manifest(folder)
+    weights = next(folder.glob("*.safetensors"))
+    hashed = []
+    digest = hashlib.file_digest
+
+    def recorded(file, name):
+        hashed.append(Path(file.name))
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", recorded)
+    whole = machine.model(of_folder(folder))
+    assert whole.status == "ok" and "not hashed" not in whole.measured
+    assert len(hashed) == len(set(hashed)) and weights in hashed
+    monkeypatch.setattr(machine, "MOST_HASHED", weights.stat().st_size - 1)
+    hashed.clear()
+    record = machine.model(of_folder(folder))
+    assert record.status == "ok" and weights not in hashed
+    assert f"not hashed, because it would take too long: {weights.name}" in record.measured
+    assert record.values == {
+        **whole.values,
+        weights.name: f"{weights.stat().st_size} bytes, not hashed",
+    }
+    # Small files are still compared, and truncated or missing weights are still found.
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=weights.name):
+        machine.model(of_folder(folder))
+    weights.unlink()
+    with pytest.raises(UserError, match=weights.name):
+        machine.model(of_folder(folder))
+    weights.write_bytes(content)
+    settings = folder / "config.json"
+    settings.write_text(settings.read_text() + " ")
+    with pytest.raises(UserError, match="config.json is not the file that was exported"):
         machine.model(of_folder(folder))
 
 

@@ -1,8 +1,9 @@
 """A policy has declined where it is worse than chance explains, whatever it gained elsewhere."""
 
 import pytest
+from scipy.stats import fisher_exact
 
-from bacr_jax.evaluation.decline import ACCURACY, CLOSED, Decline, declines
+from bacr_jax.evaluation.decline import ACCURACY, CLOSED, Decline, declines, fisher_p
 
 
 def entry(accuracy, closed=1.0, problems=100):
@@ -13,7 +14,9 @@ def test_a_gain_at_one_budget_does_not_hide_a_loss_at_another():
     # Wilson's 95 % interval of 50 in 100 is [.4038, .5962].
     before = {"greedy": {"16": entry(0.5), "48": entry(0.5)}}
     after = {"greedy": {"16": entry(0.9), "48": entry(0.40)}}
-    assert list(declines(before, after)) == [Decline("greedy", "48", ACCURACY, 0.5, 0.40)]
+    assert list(declines(before, after)) == [
+        Decline("greedy", "48", ACCURACY, 0.5, 0.40, problems=100, is_shown=False)
+    ]
     assert list(declines(before, {"greedy": {"48": entry(0.41)}})) == []
 
 
@@ -31,8 +34,8 @@ def test_a_gain_at_one_budget_does_not_hide_a_loss_at_another():
 )
 def test_closed_answers_decline_below_a_bound_and_below_chance(before, after, declined):
     start, end = ({"sampled": {"8": entry(0.5, closed)}} for closed in (before, after))
-    expected = [Decline("sampled", "8", CLOSED, before, after)] if declined else []
-    assert list(declines(start, end)) == expected
+    found = [(one.mode, one.budget, *one[2:5]) for one in declines(start, end)]
+    assert found == ([("sampled", "8", CLOSED, before, after)] if declined else [])
 
 
 def test_what_was_not_evaluated_before_is_left_out():
@@ -41,3 +44,47 @@ def test_what_was_not_evaluated_before_is_left_out():
     assert list(declines(before, after)) == []
     old_run = {"accuracy": 0.5, "problems": 100}
     assert list(declines({"greedy": {"16": old_run}}, {"greedy": {"16": entry(0.5, 0.0)}})) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((50, 100), (40, 100)), ((36, 64), (0, 64)), ((3, 4), (1, 9)), ((0, 5), (0, 5)),
+     ((7, 9), (5, 5)), ((1000, 1319), (930, 1319))],
+)  # fmt: skip
+def test_the_probability_of_a_decline_is_that_of_fishers_exact_test(before, after):
+    table = [[before[0], before[1] - before[0]], [after[0], after[1] - after[0]]]
+    expected = fisher_exact(table, alternative="greater").pvalue
+    assert fisher_p(before, after) == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_decline_is_shown_if_it_is_no_chance_over_all_budgets():
+    def shown_at(budgets, *, before, after, problems=100):
+        start, end = (
+            {"greedy": dict.fromkeys(budgets, entry(rate, problems=problems))}
+            for rate in (before, after)
+        )
+        return {one.is_shown for one in declines(start, end)}
+
+    p = fisher_exact([[15, 85], [5, 95]], alternative="greater").pvalue
+    assert 0.025 / 4 < p < 0.025
+    assert shown_at(["8"], before=0.15, after=0.05) == {True}
+    assert shown_at(["8", "16", "32", "64"], before=0.15, after=0.05) == {False}
+    # More questions show the same change.
+    assert shown_at(["8", "16", "32", "64"], before=0.15, after=0.05, problems=300) == {True}
+    # The loss of the recipe's failed run on 64 validation questions, and a chance loss.
+    budgets = ["12", "20", "28", "48"]
+    assert shown_at(budgets, before=36 / 64, after=0.0, problems=64) == {True}
+    assert shown_at(budgets, before=9 / 64, after=3 / 64, problems=64) == {False}
+
+
+def test_closed_answers_are_tested_too_and_budgets_that_are_not_compared_do_not_count():
+    before = {"sampled": {"8": entry(0.5, 0.99), "16": {"accuracy": 0.5}}}
+    after = {"sampled": {"8": entry(0.5, 0.90), "16": entry(0.5, 0.0), "32": entry(0.5)}}
+    p = fisher_exact([[99, 1], [90, 10]], alternative="greater").pvalue
+    assert p < 0.025
+    (decline,) = declines(before, after)
+    assert decline == Decline("sampled", "8", CLOSED, 0.99, 0.90, problems=100, is_shown=True)
+    # One more budget is compared, and its results are equal.
+    before["sampled"]["32"] = entry(0.5)
+    (decline,) = declines(before, after)
+    assert decline.is_shown == (p < 0.025 / 2)

@@ -44,7 +44,7 @@ def test_a_candidate_has_its_mean_and_the_budget_that_lost_most():
     assert made.step == 10 and made.accuracy == pytest.approx(0.65)
     assert made.worst == WorstBudget("48", 0.5, 0.4)
     assert made.worst.loss == pytest.approx(0.1)
-    assert made.declines == (Decline("greedy", "48", ACCURACY, 0.5, 0.4),)
+    assert made.declines == (Decline("greedy", "48", ACCURACY, 0.5, 0.4, 100, False),)
     assert to_record(made, "val") == {
         "step": 10,
         "accuracy": made.accuracy,
@@ -57,6 +57,8 @@ def test_a_candidate_has_its_mean_and_the_budget_that_lost_most():
                 "measure": "accuracy",
                 "before": 0.5,
                 "after": 0.4,
+                "problems": 100,
+                "is_shown": False,
             }
         ],
     }
@@ -110,6 +112,22 @@ def test_the_newest_checkpoint_within_the_interval_of_the_highest_mean_wins():
     # A mean at the bound itself is within the interval.
     at_bound = candidate(60, {"16": 0.5, "48": 0.5})._replace(accuracy=first.lower_bound)
     assert choose([first, at_bound]) == at_bound
+
+
+def test_within_the_interval_the_smallest_loss_at_any_budget_comes_first():
+    # Losses at the worst budget: .02, 0 (it gained), 0 (it gained less), .09; all are within.
+    losses = [{"16": 0.9, "48": 0.48}, {"16": 0.7, "48": 0.55}, {"16": 0.68, "48": 0.51},
+              {"16": 0.95, "48": 0.41}]  # fmt: skip
+    first, second, third, last = (
+        candidate(step, accuracies, half_width=0.2) for step, accuracies in enumerate(losses, 1)
+    )
+    assert not any(one.declines for one in (first, second, third, last))
+    assert choose([first, last]) == first
+    # A gain is not a loss, so the newer one of two that gained is taken.
+    assert choose([first, second, third, last]) == third
+    assert choose([last, first, second]) == second
+    # Outside the interval a checkpoint does not count, whatever its losses are.
+    assert choose([candidate(1, {"16": 0.5, "48": 0.5}), candidate(2, losses[3])]).step == 2
 
 
 def test_a_checkpoint_with_a_decline_is_not_chosen_for_being_within_the_interval():

@@ -164,7 +164,7 @@ def header_of(about, base, **files):
             {"license": "other", "license_name": "Mine: v1"},
             {"license": "other", "license_name": "Mine: v1"},
         ),
-        # The file LICENSE is not exported.
+        # The file LICENSE is not exported, and the name of the base on the hub is unknown.
         (
             OTHER | {"license_link": "LICENSE"},
             {"license": "other", "license_name": "qwen-research"},
@@ -185,6 +185,32 @@ def test_the_header_has_the_license_in_the_form_that_the_hub_accepts(
     # A policy that starts from this export has the same license.
     again, _ = header_of(about, tmp_path / "again", README_md=card)
     assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("LICENSE", "https://huggingface.co/Some-One/A.model-1b/blob/main/LICENSE"),
+        ("./LICENSE.md", "https://huggingface.co/Some-One/A.model-1b/blob/main/LICENSE.md"),
+        ("legal/TERMS.txt", "https://huggingface.co/Some-One/A.model-1b/blob/main/legal/TERMS.txt"),
+        (LINK, LINK),
+        ("../LICENSE", None),
+        ("/LICENSE", None),
+        ("ask us", None),
+        ("mailto:us@example.org", None),
+        (["LICENSE"], None),
+    ],
+)
+def test_a_license_file_of_a_base_from_the_hub_is_linked_there(tmp_path, about, link, expected):
+    """The file is not exported."""
+    metadata = OTHER | {"license_link": link}
+    readme = f"---\n{yaml.safe_dump(metadata)}---\n# A model"
+    base = tmp_path / "models--Some-One--A.model-1b" / "snapshots" / ("0a" * 20)
+    base.parent.mkdir(parents=True)
+    header, _ = header_of(about, base, README_md=readme)
+    without_link = {"license": "other", "license_name": "qwen-research"}
+    links = {} if expected is None else {"license_link": expected}
+    assert header == without_link | links
 
 
 @pytest.mark.parametrize("line", ["Apache License", "license", "apache-2.0"])

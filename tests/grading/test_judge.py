@@ -62,6 +62,45 @@ def test_a_tolerance_is_for_measurements_only():
     assert loose.correct
 
 
+_THINKING = [
+    "5 + 2 is 7. ",
+    "So the answer is 7. ",
+    "Thus $x = \\boxed{7}$. ",
+    "so \\boxed 7 then",
+    "we get <answer>7</answer>",
+    "#### 7\n",
+]
+_OPENINGS = ["\n</think>\n<answer>\n", "\n\n**Final Answer**\n\\boxed{"]
+_SENTENCES = ["{}", "The answer is {}", "The final answer is ${}", "#### {}", "\\boxed {}"]
+
+
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+@pytest.mark.parametrize("thinking", _THINKING)
+@pytest.mark.parametrize("opening", _OPENINGS)
+@pytest.mark.parametrize("sentence", _SENTENCES)
+def test_a_truncated_answer_is_not_an_answer(mode, thinking, opening, sentence):
+    """The first digits of an answer whose tag or box is never closed."""
+    for digits in ("1", "12", "12,", "1.2", "12\\"):
+        text = thinking + opening + sentence.format(digits)
+        for reference in ("1", "12", "1.2"):
+            verdict = judge(text, reference, mode=mode)
+            assert not isinstance(verdict, Undecided) and not verdict.correct, (text, reference)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("so \\boxed 12", "strict"),
+        ("<answer>\\boxed 12</answer>", "strict"),
+        ("put it in \\boxed{}: \\boxed 12", "strict"),
+        ("\\boxed{7}. The final answer is 12", "lenient"),
+        ("<answer>7</answer> The final answer is 12", "lenient"),
+    ],
+)
+def test_an_answer_at_the_end_of_a_text_counts_if_no_tag_is_open(text, mode):
+    assert judge(text, "12", mode=mode).correct
+
+
 _LATEX = st.text(
     alphabet=st.sampled_from(list("0123456789xy+-*/^_{}()[]\\,;:.!%$&=<> \n\x00\ud800é²")),
     max_size=60,

@@ -13,6 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
+from bacr_jax.parallel import compile_cache
 from bacr_jax.parallel.compile_cache import (
     delete_incomplete,
     delete_oldest,
@@ -22,6 +23,7 @@ from bacr_jax.parallel.compile_cache import (
 
 DIR, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 LEAST = "jax_persistent_cache_min_compile_time_secs"
+MAX_SIZE = "jax_compilation_cache_max_size"
 
 
 @pytest.fixture
@@ -125,6 +127,27 @@ def test_the_programs_unused_for_longest_make_room(tmp_path):
     delete_oldest(tmp_path, 100)
     assert left() == ["a-cache", "another-cache", "c-cache", "notes"]
     delete_oldest(tmp_path / "missing", 1)
+
+
+def test_only_folders_of_this_library_have_a_maximum_size(jax_alone, monkeypatch, tmp_path):
+    """Other projects may share the folder JAX_COMPILATION_CACHE_DIR."""
+    monkeypatch.setattr(compile_cache, "MAX_BYTES", 120)
+    before = jax.config.values[MAX_SIZE]
+    shared, own = tmp_path / "shared", tmp_path / "own" / machine_name()
+    # The programs of a shared folder can also be in a folder with the name of ours.
+    for folder in (shared, shared / machine_name(), own):
+        folder.mkdir(parents=True)
+        for index in range(3):
+            program = folder / f"{index}-cache"
+            program.write_bytes(zlib.compress(os.urandom(40)))
+            os.utime(program, (time.time() - 90,) * 2)
+    monkeypatch.setenv(DIR.upper(), str(shared))
+    assert keep_programs(None).folder == shared
+    assert len(list(shared.rglob("*-cache"))) == 6
+    assert keep_programs(str(own.parent)).folder == own
+    assert len(list(own.glob("*-cache"))) == 2
+    # JAX's own limit would delete the programs of others, so only a user sets it.
+    assert jax.config.values[MAX_SIZE] == before
 
 
 def test_none_is_a_choice_and_no_misspelt_null():

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.checks import problems
 from bacr_jax.config.shipped import locate
+from bacr_jax.methods import registry
 from bacr_plan import memory
 from bacr_plan.compiling import Compilation, ProgramMemory
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION
@@ -240,6 +242,39 @@ def test_what_the_seconds_do_not_count_is_said(method, keys, start):
         # It is printed with the other assumptions, below the table.
         (number,) = [i for i, text in enumerate(printed) if text.startswith("  assuming that ")]
         assert printed[number + 1] == f"  {line}"
+
+
+ASYNC = (
+    *("rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.async_steps=1"),
+    "loss.importance_cap=2",
+)
+METHODS = [path.stem for path in locate("methods/grpo").parent.glob("*.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        *((method, ()) for method in sorted(METHODS)),
+        ("dapo", ("dapo.dynamic_sampling=false",)),
+        ("grpo", ("train.undo_closed_answers=0.9",)),
+        ("grpo", ("train.undo_filled_budgets=0.9",)),
+    ],
+)
+def test_a_plan_knows_which_runs_refuse_async_rollouts(method, keys):
+    files = [locate("quickstart"), locate(f"methods/{method}")]
+    lines = problems(config_io.load(files, [*keys, *ASYNC]), also=registry.problems)
+    refuses = any("rollout.async_steps=1" in line for line in lines)
+    assert plan_of(config_io.load(files, keys), 1, 80).accepts_async == (not refuses)
+
+
+@pytest.mark.parametrize(("method", "accepts"), [("dapo", False), ("grpo", True)])
+def test_async_rollouts_are_only_compared_for_runs_that_accept_them(method, accepts):
+    config = config_io.load([locate("quickstart"), locate(f"methods/{method}")], [])
+    plan = plan_of(config, 2, 80)
+    assert plan.accepts_async == accepts
+    assert ("rollout.async_steps=1" in as_text(plan)) == accepts
+    splits = as_object(plan)["predicted_splits_s"]
+    assert splits and all((split["ahead"] is not None) == accepts for split in splits)
 
 
 def test_a_run_that_fits_but_for_its_warm_up_does_not_fit():

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.report.chosen_step import best_note, step_lines
+from bacr_jax.evaluation.decline import Decline
+from bacr_jax.report.chosen_step import best_note, declines_of, step_lines
 from bacr_jax.runs.chosen_step import ChosenStep
 
 RUN = Path("runs/one")
@@ -87,6 +88,14 @@ def test_a_last_checkpoint_that_has_declined_is_warned_of_on_each_set():
     assert [line.partition(" on ")[2].partition(":")[0] for line in lines[1:]] == [
         "train_holdout (validation, not a test set)",
         "Ledger",
+    ]
+
+
+def test_declines_of_this_and_of_earlier_versions_are_read():
+    (old,) = DECLINED["declines"]
+    assert declines_of([old, old | {"problems": 64, "is_shown": True}]) == [
+        Decline("greedy", "48", "accuracy", 0.558, 0.0),
+        Decline("greedy", "48", "accuracy", 0.558, 0.0, problems=64, is_shown=True),
     ]
 
 

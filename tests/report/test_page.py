@@ -1,6 +1,7 @@
 """report.html holds everything of a run in one file, and runs nothing that a model wrote."""
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -11,16 +12,29 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.decline import CLOSED, Decline
 from bacr_jax.report import page as pages
 from bacr_jax.report import plots
 from bacr_jax.report.page import try_report, write_comparison, write_report
 from bacr_jax.report.run_data import read_run
+from bacr_jax.training.limited_updates import LimitedUpdates
 from report_world import HOSTILE, entry, evaluation, lines, make_whole_run
 
 
 def page(folder):
     """What `write_report` writes, without drawing pictures."""
     return pages.page([read_run(folder)])
+
+
+def write_page(folder, records):
+    """Returns the report of a run with these evaluations."""
+    lines(folder / "eval.jsonl", records)
+    return page(folder)
+
+
+def decline(mode, budget, before, after, is_shown=True):
+    """Returns a decline of closed answers, as in summary.json."""
+    return Decline(mode, budget, CLOSED, before, after, 100, is_shown)._asdict()
 
 
 @pytest.fixture
@@ -151,12 +165,59 @@ def test_the_first_sentence_says_where_a_run_ended_worse_than_it_began(run):
     worse = evaluation(3, "after", 0.45)
     worse["sets"]["ledger"]["greedy"]["16"]["accuracy"] = 0.0
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2), worse])
-    decline = "Worse than before training: greedy at 16: accuracy 30.0 to 0.0 %."
+    worst = "greedy at 16: accuracy 30.0 to 0.0 % (shown by an exact test)"
+    decline = f"Worse than before training on Ledger: {worst}."
     assert f"{decline} Accuracy rose at 8 and fell at 16" in page(run)
     best = {"step": 2, "accuracy": 0.5, "set": "ledger"}
     (run / "summary.json").write_text(json.dumps({"best": best}))
     chosen = "The best checkpoint is step 2 (mean accuracy 50.0 % on Ledger); export, evaluate,"
     assert f"{decline} {chosen} generate and serve take it. Accuracy rose" in page(run)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+@pytest.mark.parametrize("mode", ["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["ledger", "gsm8k:test.jsonl", "train_holdout"])
+def test_the_first_sentence_has_declines_of_every_set_and_mode(run, name, mode, is_finished):
+    records = [evaluation(0, "before", 0.2), evaluation(3, "after", 0.2)]
+    for record in records:
+        summary = record["sets"]["ledger"]
+        summary["sampled"] = copy.deepcopy(summary["greedy"])
+        for other in ("gsm8k:test.jsonl", "train_holdout"):
+            record["sets"][other] = copy.deepcopy(summary)
+    assert "Worse than before training" not in write_page(run, records)
+    records[1]["sets"][name][mode]["8"]["closed_rate"] = 0.5
+    if is_finished:
+        worse = {one: [] for one in records[1]["sets"]}
+        worse[name] = [decline(mode, "8", 1.0, 0.5)]
+        (run / "summary.json").write_text(json.dumps({"declines": worse}))
+    title = {"ledger": "Ledger", "gsm8k:test.jsonl": "GSM8K"}.get(name, f"{name} (validation, ")
+    lead = re.findall('<p class="lead">(.*?)</p>', write_page(run, records))[0]
+    assert lead.startswith(f"Worse than before training on {title}")
+    assert f": {mode} at 8: closed answers 100.0 to 50.0 % (shown by an exact test). Accur" in lead
+
+
+def test_the_first_sentence_marks_declines_that_may_be_chance(run):
+    worse = [decline("greedy", str(budget), 1.0, 0.5, False) for budget in (8, 16)]
+    worse.append(decline("sampled", "8", 0.9, 0.4))
+    old = decline("sampled", "16", 0.8, 0.3)
+    del old["is_shown"], old["problems"]  # an earlier version wrote this decline
+    (run / "summary.json").write_text(json.dumps({"declines": {"ledger": [*worse, old]}}))
+    closed = "closed answers 100.0 to 50.0 %"
+    assert (
+        "Worse than before training on Ledger: "
+        "sampled at 8: closed answers 90.0 to 40.0 % (shown by an exact test); "
+        f"greedy at 8: {closed}; greedy at 16: {closed} (may be chance); "
+        "sampled at 16: closed answers 80.0 to 30.0 %. Accuracy rose"
+    ) in page(run)
+
+
+@pytest.mark.parametrize("kind", LimitedUpdates._fields)
+def test_facts_count_the_limited_updates_of_each_kind(run, kind):
+    (run / "summary.json").write_text(json.dumps({"steps": 3, "limited_updates": {kind: 0}}))
+    assert f"updates {kind}" not in page(run)
+    (run / "summary.json").write_text(json.dumps({"steps": 3, "limited_updates": {kind: 2}}))
+    facts = page(run).partition("<h3>In short</h3>")[2].partition("</table>")[0]
+    assert re.search(rf"updates {kind}</td>\s*<td[^>]*>in 2 of 3 steps</td>", facts)
 
 
 def test_a_saving_is_compared_with_the_policy_before_training_cut_early(run):
@@ -234,6 +295,27 @@ class TestComparison:
         assert "<script>alert" not in found
         # 60 % and 80 % after training at 128 tokens
         assert "60.0 [50.0, 70.0]" in found and "80.0 [70.0, 90.0]" in found
+
+    def test_each_run_that_ended_worse_has_a_line_before_the_results(self, tmp_path):
+        folders = self.folders(tmp_path)
+        title = "is worse than before training"
+        shown = " (shown by an exact test)."
+        assert title not in write_comparison(folders, [], None).read_text()
+        spec = "math500:data/test.jsonl"
+        path = folders[1] / "summary.json"
+        worse = {spec: [decline("sampled", "64", 1.0, 0.5)], "ledger": []}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "declines": worse}))
+        path = folders[0] / "summary.json"
+        worse = {spec: [], "ledger": [decline("greedy", "8", 0.9, 0.0)]}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "declines": worse}))
+        found = write_comparison(folders, ["<mine>", "b"], None).read_text()
+        overview = found.partition("<h2>Overview</h2>")[2]
+        leads = [
+            f"&lt;mine&gt; {title} on Ledger: greedy at 8: closed answers 90.0 to 0.0 %{shown}",
+            f"b {title} on MATH-500: sampled at 64: closed answers 100.0 to 50.0 %{shown}",
+        ]
+        assert re.findall('<p class="lead">(.*?)</p>', overview) == leads
+        assert overview.index(leads[1]) < overview.index("<figcaption>")
 
     def test_it_says_in_what_the_runs_differ(self, tmp_path):
         found = write_comparison(self.folders(tmp_path), [], None).read_text()

@@ -83,6 +83,10 @@ def test_best_json_of_older_versions_has_no_worst_budget(run):
         '{"step": 2, "worst": 4}',
         '{"step": 2, "worst": {"budget": 8, "before": 0.5, "after": 0.1}}',
         '{"step": 2, "declines": [{"budget": "8", "before": 0.5, "after": 0.1}]}',
+        '{"step": 2, "declines": [{"mode": "greedy", "budget": "8", "measure": "accuracy", '
+        '"before": 0.5, "after": 0.1, "problems": "64", "is_shown": true}]}',
+        '{"step": 2, "declines": [{"mode": "greedy", "budget": "8", "measure": "accuracy", '
+        '"before": 0.5, "after": 0.1, "problems": 64, "is_shown": "yes"}]}',
     ],
 )
 def test_a_damaged_best_json_is_refused_where_it_would_choose(run, damaged):

@@ -63,6 +63,12 @@ def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
             "was more than a hundred times optimizer.max_update_kl",
         ),
         (
+            # An update is dropped if its KL is not finite.
+            {"policy/update_kl": float("nan"), "policy/update_scale": 0.0},
+            SHORT_PATIENCE,
+            "so each of them was shortened or dropped",
+        ),
+        (
             {"policy/update_kl": 0.2, "policy/update_scale": 0.0},  # dropped
             SHORT_PATIENCE,
             "lower optimizer.learning_rate and optimizer.conditioning_learning_rate",
@@ -143,6 +149,60 @@ def test_one_step_of_few_right_answers_is_no_collapse():
 )
 def test_an_update_that_is_shortened_a_little_or_not_measured_is_no_trouble(measured):
     assert messages(*[HEALTHY | measured] * 2 * PATIENCE) == []
+
+
+@pytest.mark.parametrize("mean", [0.0, -1e-9, -1e-7, 1e-9])
+def test_equal_advantages_whose_mean_is_a_rounding_error_are_no_trouble(mean):
+    equal = {"advantage/mean": mean, "advantage/std": 0.0}
+    assert messages(*[HEALTHY | equal] * 2 * PATIENCE) == []
+
+
+def accuracies(*values):
+    return [HEALTHY | {"reward/cut_1": value, "reward/cut_2": value} for value in values]
+
+
+def test_a_low_reward_that_is_lost_is_told_after_four_steps():
+    assert messages(*accuracies(0.1, 0.08, 0, 0, 0, 0.1, 0, 0, 0)) == []
+    (message,) = messages(*accuracies(0.1, 0.08, 0, 0, 0, 0))
+    assert "no answer was right for 4 steps" in message and "optimizer.learning_rate" in message
+    # A policy that is hardly ever right has such steps by chance.
+    assert messages(*accuracies(0.02, 0, 0.03, 0, 0, 0, 0, 0, 0.02)) == []
+
+
+def at_budgets(traces=16, **shares):
+    """Metrics of a step with the same number of traces at each budget."""
+    metrics = dict(HEALTHY)
+    for name, share in shares.items():
+        metrics[f"rollout/closed_answers_{name[1:]}"] = share
+        metrics[f"budget/traces_{name[1:]}"] = float(traces)
+    return metrics
+
+
+def test_answers_that_are_not_closed_at_one_budget_are_told_though_the_mean_is_fine():
+    start = at_budgets(b8=1.0, b48=1.0)
+    (message,) = messages(start, *[at_budgets(b8=1.0, b48=0.6)] * 3)
+    assert "rollout/closed_answers_BUDGET" in message
+    # It must last at one budget, not at one after the other.
+    assert messages(start, *[at_budgets(b8=1.0, b48=0.6), at_budgets(b8=0.6, b48=1.0)] * 10) == []
+    # A step without traces of this budget does not end the count.
+    gap = at_budgets(b8=1.0)
+    bad = at_budgets(b8=1.0, b48=0.6)
+    assert len(messages(start, bad, gap, bad, gap, bad)) == 1
+    # So were its answers from the start.
+    assert messages(*[bad] * 10) == []
+
+
+@pytest.mark.parametrize(
+    ("traces", "share", "warns"),
+    # Four standard errors of .95: .22 with 16 traces, .054 with 256, where the bound is .1.
+    [(16, 0.80, False), (16, 0.75, True), (256, 0.91, False), (256, 0.89, True)],
+)
+def test_the_bound_at_one_budget_allows_for_the_number_of_traces(traces, share, warns):
+    steps = [at_budgets(traces, b8=1.0), *[at_budgets(traces, b8=share)] * 3]
+    assert len(messages(*steps)) == warns
+    # The first step may have fewer traces than the others.
+    steps = [at_budgets(16, b8=1.0), *[at_budgets(traces, b8=0.80)] * 3]
+    assert messages(*steps) == []
 
 
 def test_a_sampler_that_disagrees_is_told_at_once_with_the_likely_causes():

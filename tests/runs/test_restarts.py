@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import RunPaths, is_begun
 from bacr_jax.runs.restarts import MOST_RESTARTS, give_up_reason
 from bacr_jax.training.warmup_folder import locked
 
@@ -27,6 +27,16 @@ def test_a_job_that_saves_nothing_is_given_up_after_some_restarts(tmp_path):
     assert "submit the job again" in reason
     # Submitted again it is another job.
     assert restarted(tmp_path, 1, job="18") == ""
+
+
+def test_the_processes_of_a_start_count_it_once(tmp_path):
+    """Any of them can be missing, so each of them counts, before the run folder exists."""
+    run = tmp_path / "new" / "run"
+    for count in range(1, MOST_RESTARTS + 2):
+        reasons = {restarted(run, count) for _ in range(1 + count % 3)}
+        assert len(reasons) == 1
+        assert any(reasons) == (count > MOST_RESTARTS)
+    assert not is_begun(run, "output.dir=x", "config.yaml", "run")
 
 
 def test_locks_are_not_saves(tmp_path):

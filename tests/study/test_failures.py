@@ -6,7 +6,15 @@ import pytest
 from scipy.stats import binom
 
 from bacr_study.cells import Grid, correct_digits
-from bacr_study.failures import ACCURACY, CLOSED, changes_of, failure_rates
+from bacr_study.failures import (
+    ACCURACY,
+    CLOSED,
+    FOUND,
+    changes_of,
+    failure_rates,
+    policy_before,
+    worst_change,
+)
 from bacr_study.results import build_results
 from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import clopper_pearson_interval
@@ -53,13 +61,11 @@ def test_an_accuracy_fails_below_the_interval_of_before():
     assert failures(cell("anytime", 0, right=100), before) == []
 
 
-def test_closed_answers_fail_below_95_percent_unless_they_were_so_before():
+def test_answers_found_fail_below_95_percent_unless_they_were_so_before():
     complete = cell("cot", 0)
     assert failures(cell("anytime", 0, unanswered=0.05), complete) == []
     after = cell("anytime", 0, unanswered=0.06)
-    assert failures(after, complete) == [
-        (budget, CLOSED) for budget in after.sets["test"]["greedy"]
-    ]
+    assert failures(after, complete) == [(budget, FOUND) for budget in after.sets["test"]["greedy"]]
     # Wilson's 95 % interval of 90 in 100 is [.8256, .9448].
     incomplete = cell("cot", 0, unanswered=0.10)
     assert failures(cell("anytime", 0, unanswered=0.17), incomplete) == []
@@ -79,7 +85,23 @@ def test_a_loss_is_shown_by_problems_and_not_by_the_interval():
         entry["correct"] = correct_digits([0] * 10 + [1] * 49 + [0] * 41)
     assert not any(change.shown for change in changes_of(mixed, before, "test"))
     unclosed = changes_of(cell("anytime", 0, unanswered=0.06), before, "test")
-    assert all(change.shown == (change.measure == CLOSED) for change in unclosed)
+    assert all(change.shown == (change.measure == FOUND) for change in unclosed)
+
+
+def with_closed_rate(one, rate):
+    for entry in one.sets["test"]["greedy"].values():
+        entry["closed_rate"] = rate
+    return one
+
+
+def test_closed_answers_count_instead_of_answers_found_if_both_cells_have_them():
+    after = with_closed_rate(cell("anytime", 0), 0.5)
+    assert failures(after, cell("cot", 0)) == []
+    measures = {measure for _, measure in failures(after, with_closed_rate(cell("cot", 0), 1.0))}
+    assert measures == {CLOSED}
+    without = with_closed_rate(cell("anytime", 0, unanswered=0.5), 1.0)
+    assert failures(without, with_closed_rate(cell("cot", 0), 1.0)) == []
+    assert {measure for _, measure in failures(without, cell("cot", 0))} == {FOUND}
 
 
 def grid(*cells):
@@ -101,6 +123,47 @@ def test_runs_count_once_however_many_budgets_fail():
     assert (bacr["failed"], bacr["runs"], len(bacr["failures"])) == (2, 2, 1 + 5)
     worst = {"seed": 0, "budget": "16", "measure": ACCURACY, "before": 0.5, "after": 0.0}
     assert bacr["worst"] == worst
+
+
+@pytest.mark.parametrize("ruined_seed", [0, 1])
+def test_a_run_without_answers_is_the_worst_even_if_another_loses_more_accuracy(ruined_seed):
+    made = grid(
+        *(cell("cot", seed) for seed in (0, 1)),
+        cell("anytime", ruined_seed, right=45, unanswered=1.0),
+        cell("anytime", 1 - ruined_seed, right=30),
+    )
+    worst = {"seed": ruined_seed, "budget": "8", "measure": FOUND, "before": 1.0, "after": 0.0}
+    results = build_results(made.cells, STUDY)
+    assert results["failures"]["ledger"]["anytime"]["worst"] == worst
+    tables = {table.name: table.markdown() for table in tables_of(results, STUDY)}
+    for name in ("failures", "accuracy"):
+        assert f"answers found 100.0 to 0.0 at 8, seed {ruined_seed}" in tables[name]
+
+
+def test_answers_found_that_do_not_fail_are_not_the_worst_change():
+    changes = changes_of(cell("anytime", 0, right=49, unanswered=0.05), cell("cot", 0), "test")
+    assert worst_change(changes).measure == ACCURACY
+
+
+def test_a_run_without_greedy_answers_to_the_main_set_is_not_counted():
+    sampled = cell("anytime", 1)
+    del sampled.sets["test"]["greedy"]
+    made = grid(*(cell("cot", seed) for seed in (0, 1)), cell("anytime", 0), sampled)
+    assert failure_rates(made, STUDY.tasks[0])["anytime"]["runs"] == 1
+
+
+def on(machine, one):
+    return dataclasses.replace(one, provenance={"machine": machine})
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_is_compared_only_with_a_policy_of_its_machine(seed):
+    starts = [on("first", cell("cot", 0)), on("second", cell("cot", 0, right=90))]
+    for start in starts:
+        run = on(start.provenance["machine"], cell("anytime", seed))
+        assert policy_before(run, starts, shared_warmup=True) is start
+    elsewhere = on("third", cell("anytime", seed))
+    assert policy_before(elsewhere, starts, shared_warmup=True) is None
 
 
 def test_a_run_whose_start_is_unknown_is_not_counted():
@@ -128,7 +191,8 @@ def test_tables_show_failures_beside_the_means():
     assert "50.0 to 0.0 at 16, seed 0" in tables["failures"]
     assert "1 of 1 | 100.0 [2.5, 100.0] | 1 of 1" in tables["failures"]
     accuracy = tables["accuracy"].splitlines()
-    assert any("BACR" in line and "1 of 1" in line for line in accuracy)
+    assert any("BACR" in line and "1 of 1 [2, 100]" in line for line in accuracy)
+    assert "greedy answers" in accuracy[-1]
     assert any("After the warm-up" in line and " - |" in line for line in accuracy)
 
 

@@ -213,6 +213,14 @@ def test_a_set_without_hard_problems_is_skipped_and_another_is_kept(tmp_path, mo
     assert set(cells["plain.grpo.0"].sets) == {"easy", "mixed", "mixed, levels 5"}
 
 
+def test_a_cell_has_the_share_of_closed_answers(tmp_path, monkeypatch):
+    samples = [sample(i, 0, "4", mode=GREEDY, finished=i > 0) for i in range(4)]
+    drawn = {"ledger": {EvalSetting(GREEDY, 8, 1): samples}}
+    entry = written(tmp_path, STUDY, monkeypatch, drawn)["plain.grpo.0"].sets["ledger"]
+    assert entry["greedy"]["8"]["closed_rate"] == 0.75
+    assert entry["greedy"]["8"]["no_answer_share"] == 0.0
+
+
 def test_one_that_waits_for_the_run_of_another_ends_in_good_order_when_it_is_told_to(tmp_path):
     two, (_, run, *_), _ = planned(tmp_path)
     with lock_when_free(run.folder.with_name(f"{run.folder.name}.lock")):

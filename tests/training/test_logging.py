@@ -11,6 +11,7 @@ from bacr_jax.curriculum import init_curriculum
 from bacr_jax.training.logging import (
     Clock,
     budgets_by_group,
+    closed_answers_by_budget,
     grader_metrics,
     host_metrics,
     schedule_metrics,
@@ -27,6 +28,15 @@ def test_budgets_are_described_by_the_group_that_was_asked():
     assert metrics["budget/median_2"] == pytest.approx(25)
     assert metrics["budget/p90_2"] == pytest.approx(37)
     assert metrics["budget/median_0"] == 5 and "budget/median_1" not in metrics
+
+
+def test_closed_answers_are_counted_at_each_budget():
+    budgets = np.array([8, 48, 8, 8])
+    closed = np.array([[True, True], [False, True], [True, False], [True, True]])
+    assert closed_answers_by_budget(budgets, closed) == pytest.approx({
+        "rollout/closed_answers_8": 5 / 6, "budget/traces_8": 3,
+        "rollout/closed_answers_48": 0.5, "budget/traces_48": 1,
+    })  # fmt: skip
 
 
 def test_thinking_is_split_by_the_verdict_on_the_last_answer(tmp_path):

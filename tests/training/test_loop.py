@@ -145,21 +145,24 @@ def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(config, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_stopped_before_an_undo_undoes_the_same_update(config, tmp_path, monkeypatch):
-    # With a bound of 0, every update after which more traces fill their budgets is undone.
-    command = arguments(config, tmp_path / "whole", "train.undo_filled_budgets=0")
+    # With this margin, every update of the policy is undone, until the guard stops. Step 1 trains
+    # only the value head.
+    monkeypatch.setattr("bacr_jax.training.undo.STANDARD_ERRORS", -100.0)
+    command = arguments(config, tmp_path / "whole", "train.undo_closed_answers=1")
     assert train(*command) == 0
     records = without_timings(tmp_path / "whole" / "metrics.jsonl")
     undone = [record["step"] for record in records if record["train/undone"]]
-    assert undone and undone[-1] > 1
+    assert undone == [3, 4, 5]
     folder = tmp_path / "run"
-    command = arguments(config, folder, "train.undo_filled_budgets=0")
-    StopAt(monkeypatch, folder / "metrics.jsonl", undone[-1] - 1, 2)
-    assert train(*command) == EXIT_CODE
-    monkeypatch.undo()
+    command = arguments(config, folder, "train.undo_closed_answers=1")
+    for step in (3, 5):  # before the second undo, and after the last one
+        with monkeypatch.context() as patch:
+            StopAt(patch, folder / "metrics.jsonl", step, 2)
+            assert train(*command) == EXIT_CODE
     assert train(*command) == 0
     assert_same_run(folder, tmp_path / "whole", 6)
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["limited_updates"] == {"undone": len(undone), "shortened": 0}
+    assert summary["limited_updates"] == {"undone": 3, "shortened": 0, "dropped": 0}
 
 
 def start(*command):

@@ -40,10 +40,16 @@ def test_training_reports_both_figures(tmp_path, capsys):
     assert 0 < count < 6
     assert entry["without_near_duplicates"]["problems"] == 6 - count
     title = f"Ledger without {count} near-duplicates of training questions ({6 - count} problems)"
-    output = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    output = " ".join(printed.split())
     assert title in output
     assert title in (run / "report.html").read_text()
     assert [one["budget"] for one in summary["declines"]["ledger"]] == ["8"]
-    assert output.rindex("WARNING, worse than before training on Ledger") > output.rindex(title)
+    # The last line of a run that ended worse is a warning, after the suggested commands.
+    *_, last_line = [line for line in printed.splitlines() if line.startswith("WARNING")]
+    warning = output.rindex("WARNING, worse than before training on Ledger")
+    assert warning > output.rindex("bacr report --run") > output.rindex(title)
+    assert output.endswith("Set a lower optimizer.learning_rate")
+    assert last_line.startswith("WARNING, worse than before training on Ledger")
     saved = json.loads((run / "summary.json").read_bytes())["sets"]["after"]["ledger"]
     assert saved["greedy"]["8"]["without_near_duplicates"]["problems"] == 6 - count

@@ -9,22 +9,27 @@ import pytest
 
 from bacr_grading.judge import Verdict
 from bacr_jax.config import Config
+from bacr_jax.config.schema import WarmupConfig
+from bacr_jax.evaluation.decline import Decline
 from bacr_jax.prompts.graders import failures
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.rollout import Rollout
-from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.folder import RunFolder, RunPaths
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.loop import Trainer
 from bacr_jax.training.output import (
+    decline_warning,
+    end_lines,
     evaluation_notes,
     evaluation_numbers,
     format_lines,
     print_results,
     print_tables,
     publish,
+    start_policy,
     trace_rows,
     write_traces,
 )
@@ -105,9 +110,85 @@ def test_a_set_that_lost_accuracy_gets_a_warning_and_another_does_not(monkeypatc
     assert lines == [
         "step 7, a: greedy 8: 41.0",
         "step 7, b: greedy 8: 40.0",
-        "WARNING, step 7: worse than before training on b: greedy at 8: accuracy 50.0 to 40.0 %",
+        "WARNING, step 7: worse than before training on b: greedy at 8: accuracy 50.0 to 40.0 % "
+        "(may be chance with 100 questions). If it lasts, set a lower optimizer.learning_rate",
         "step 7, c: greedy 8: 0.0",
     ]
+
+
+LOST = Decline("greedy", "48", "accuracy", 0.55, 0.0, problems=64, is_shown=True)
+MAYBE = Decline("greedy", "12", "accuracy", 0.14, 0.05, problems=64, is_shown=False)
+LOST_TEXT = "greedy at 48: accuracy 55.0 to 0.0 %"
+
+
+def test_a_warning_tells_shown_declines_from_those_that_may_be_chance():
+    assert list(decline_warning("b", [])) == []
+    assert list(decline_warning("b", [MAYBE, LOST])) == [
+        f"WARNING, worse than before training on b: {LOST_TEXT} (shown by an exact test); greedy "
+        "at 12: accuracy 14.0 to 5.0 % (may be chance with 64 questions). Set a lower "
+        "optimizer.learning_rate"
+    ]
+    assert list(decline_warning("b", [LOST], "step 3: ")) == [
+        f"WARNING, step 3: worse than before training on b: {LOST_TEXT} (shown by an exact test). "
+        "Set a lower optimizer.learning_rate"
+    ]
+
+
+def best_json(step, *declined):
+    return {
+        "step": step, "accuracy": 0.5, "set": "b", "worst": None,
+        "declines": [decline._asdict() for decline in declined],
+    }  # fmt: skip
+
+
+def test_the_last_lines_of_a_run_that_ended_worse_are_warnings(tmp_path):
+    start = "Its checkpoint is step 0 (--step 0)"
+    note, *warnings = end_lines(tmp_path, 30, best_json(20), {"a": [], "b": [LOST]}, start)
+    assert note.startswith("the best checkpoint is step 20")
+    assert [line.partition(LOST_TEXT)[0] for line in warnings] == [
+        "WARNING, worse than before training on b: "
+    ]
+    # The last export is of the last step, not of the best one.
+    (tmp_path / "exports" / "30").mkdir(parents=True)
+    *_, warning = end_lines(tmp_path, 30, best_json(20), {"b": [LOST]}, start)
+    assert warning == (
+        f"WARNING, {tmp_path / 'exports' / '30'}: contains step 30, which is worse than before "
+        "training; bacr export takes the best checkpoint"
+    )
+    # A sound last step has no warning, also with an export.
+    (note,) = end_lines(tmp_path, 30, best_json(20), {"b": []}, start)
+    assert note.startswith("the best checkpoint is step 20")
+    assert list(end_lines(tmp_path, 30, best_json(30), {"b": []}, start)) == []
+    assert list(end_lines(tmp_path, 30, None, {"b": []}, start)) == []
+
+
+def test_if_all_checkpoints_declined_the_last_line_names_the_policy_before_training(tmp_path):
+    worse = {"b": [LOST]}
+    *_, last = end_lines(tmp_path, 30, best_json(20, LOST), worse, "It is elsewhere")
+    assert last == (
+        "WARNING, all evaluated checkpoints are worse than before training at some budget. The "
+        f"policy before training was better than the best of them: {LOST_TEXT}. It is elsewhere"
+    )
+    *_, last = end_lines(tmp_path, 30, best_json(20, LOST), worse, "")
+    assert last.endswith(LOST_TEXT)
+
+
+def test_the_policy_before_training_is_where_it_was_stored(tmp_path):
+    folder = RunPaths(tmp_path)
+    no_warmup = WarmupConfig(steps=0)
+    assert start_policy(folder, no_warmup, None, has_sft=False) == ""
+    assert start_policy(folder, no_warmup, "base", has_sft=False) == (
+        "It is the model in model.path=base"
+    )
+    warmup = WarmupConfig(steps=5)
+    own = start_policy(folder, warmup, None, has_sft=False)
+    assert f"warmup.dir={tmp_path / 'warmup'} starts" in own
+    shared = start_policy(folder, WarmupConfig(steps=5, dir="shared/warmup"), None, has_sft=False)
+    assert "weights are in shared/warmup," in shared
+    # The supervised stage of a method changes the weights of the warm-up.
+    assert start_policy(folder, warmup, None, has_sft=True) == ""
+    (folder.checkpoints / "0").mkdir(parents=True)
+    assert "--step 0" in start_policy(folder, warmup, None, has_sft=True)
 
 
 @pytest.mark.parametrize("with_test_set", [True, False])

@@ -1,6 +1,10 @@
 """Tests that an update is undone once if the traces sampled after it violate a bound."""
 
 import dataclasses
+import json
+import lzma
+from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +18,37 @@ from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.training import algorithm
 from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.undo import (
+    MOST_IN_A_ROW,
     HostArray,
+    Share,
     UpdateGuard,
     make_guard,
+    shares_of,
+    standard_error,
     with_empty_snapshot,
     without_snapshot,
 )
+from bacr_jax.types import CLOSED_BY_BUDGET
 from devices_world import run_on_devices
 from methods_world import Odd, load, run_of
 
-
-def shares(closed, filled=0.5):
-    return {"rollout/closed_answers": closed, "rollout/forced_share": filled}
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def guard_after(before):
+def shares(closed, filled=0.5, *, traces=64, largest=48):
+    """Watched shares of a step. A quarter of its traces has the largest budget."""
+    return {
+        "undo_closed_answers": Share(closed, traces),
+        "undo_filled_budgets": Share(filled, traces // 4, largest),
+    }
+
+
+def guard_after(before, **more):
     """A guard whose snapshot, of a state with three updates, has a share of closed answers."""
     guard = UpdateGuard({"undo_closed_answers": 0.9})
-    guard.keep(small_state(updates=3), shares(before))
+    guard.keep(small_state(updates=3), shares(before, **more))
     return guard
 
 
@@ -42,17 +58,27 @@ def small_state(updates):
     return dataclasses.replace(state_of(), updates=jnp.int32(updates))
 
 
+def test_the_noise_of_two_shares_follows_from_their_numbers_of_traces():
+    # The mean of both is 0.8, so the variance of a trace is 0.16.
+    assert standard_error(Share(0.9, 50), Share(0.7, 50)) == pytest.approx((0.16 / 25) ** 0.5)
+    assert standard_error(Share(0.5, 10), Share(0.9, 30)) == pytest.approx((0.16 / 7.5) ** 0.5)
+    assert standard_error(Share(1.0, 64), Share(1.0, 64)) == 0.0
+
+
 @pytest.mark.parametrize(
-    ("before", "now", "breaks"),
+    ("before", "now", "traces", "breaks"),
     [
-        (0.98, 0.80, True),
-        (0.98, 0.90, False),  # equal to the bound
-        (0.85, 0.80, True),
-        (0.80, 0.85, False),  # below the bound, but better than before the update
+        (0.98, 0.80, 64, True),
+        (0.98, 0.90, 64, False),  # equal to the bound
+        (0.85, 0.70, 64, True),
+        (0.80, 0.85, 64, False),  # below the bound, but better than before the update
+        (0.85, 0.80, 64, False),  # worse than before the update, but within the noise of 0.067
+        (0.85, 0.80, 1024, True),  # the noise of 1,024 traces is 0.017
+        (0.98, 0.80, 8, False),  # the noise of eight traces is 0.16
     ],
 )
-def test_a_share_breaks_its_bound_only_where_the_update_made_it_worse(before, now, breaks):
-    breach = guard_after(before).breach(shares(now))
+def test_a_share_breaks_its_bound_only_where_the_update_made_it_worse(before, now, traces, breaks):
+    breach = guard_after(before, traces=traces).breach(shares(now, traces=traces))
     assert (breach is not None) == breaks
     if breaks:
         assert breach == (
@@ -65,7 +91,81 @@ def test_a_larger_share_of_filled_budgets_breaks_its_bound():
     guard = UpdateGuard({"undo_filled_budgets": 0.8})
     guard.keep(small_state(updates=1), shares(1.0, filled=0.5))
     assert guard.breach(shares(0.1, filled=0.8)) is None
-    assert "rollout/forced_share is 0.900" in guard.breach(shares(1.0, filled=0.9))
+    assert guard.breach(shares(1.0, filled=0.9)) == (
+        "the share of traces that fill the largest budget is 0.900 (0.500 before the update), "
+        "beyond the bound train.undo_filled_budgets=0.8"
+    )
+    # Without a trace of 48 tokens, the shares are not comparable.
+    assert guard.breach(shares(1.0, filled=0.9, largest=28)) is None
+
+
+def replay(bound, closed, restored=1.0):
+    """Returns the steps at which a guard undoes the update before, and the guard.
+
+    Args:
+      bound: value of train.undo_closed_answers.
+      closed: share of closed answers of each step.
+      restored: share of closed answers when a step is sampled again with the restored policy.
+    """
+    guard = UpdateGuard({"undo_closed_answers": bound})
+    undone = []
+    first = small_state(updates=0)
+    for step, share in enumerate(closed, 1):
+        state = dataclasses.replace(first, updates=jnp.int32(step))
+        if guard.breach(shares(share)) is not None and guard.can_undo(state):
+            guard.undo()
+            undone.append(step)
+            guard.keep(state, shares(restored))
+        else:
+            guard.accept()
+            guard.keep(state, shares(share))
+    return undone, guard
+
+
+def recorded_shares(folder):
+    """Shares of closed answers of each step, by the id of a committed run."""
+    packed = lzma.decompress((RESULTS / folder / "cells.jsonl.xz").read_bytes())
+    runs = [json.loads(line) for line in packed.splitlines()]
+    return {run["id"]: [step["rollout/closed_answers"] for step in run["metrics"]] for run in runs}
+
+
+def test_the_updates_that_ruined_a_recorded_run_are_undone_three_times_at_most():
+    (closed,) = recorded_shares("smollm2-recipe-cpu").values()
+    # The share fell from 1 to 0.70 at step 11, and then varied between 0.61 and 0.84.
+    assert sum(now < min(before, 0.85) for before, now in zip(closed, closed[1:])) == 10
+    undone, guard = replay(0.85, closed)
+    assert undone == [11, 12, 13]
+    assert guard.has_stopped
+    # The later shares of the ruined policy contain no update that made them worse.
+    assert replay(0.85, closed[10:])[0] == []
+
+
+@pytest.mark.parametrize("machine", ["epyc", "xeon"])
+def test_no_recorded_run_with_bounded_updates_would_have_been_changed(machine):
+    runs = recorded_shares(f"stability-twenty-{machine}-runs")
+    bounded = [closed for run, closed in runs.items() if ".tight-" in run]
+    assert len(bounded) == {"epyc": 20, "xeon": 5}[machine]
+    assert all(replay(0.85, closed)[0] == [] for closed in bounded)
+
+
+def test_a_policy_near_the_bound_is_rarely_undone_because_of_noise():
+    closed = np.random.default_rng(0).binomial(64, 0.85, size=300) / 64
+    undone, guard = replay(0.85, closed.tolist(), restored=0.85)
+    worse = sum(now < min(before, 0.85) for before, now in zip(closed, closed[1:]))
+    assert worse > 0.3 * 300
+    assert 0 < len(undone) < 0.05 * 300
+    assert not guard.has_stopped
+
+
+def test_a_guard_stops_after_three_undone_updates_without_a_sound_one_between():
+    twice = [0.7, 0.6, 0.95]
+    thrice = [0.7, 0.6, 0.5, 0.95]
+    undone, guard = replay(0.9, [0.95, *twice, *twice])
+    assert undone == [2, 3, 5, 6]
+    assert not guard.has_stopped
+    undone, guard = replay(0.9, [0.95, *twice, *thrice, 0.1, 0.95, 0.1])
+    assert undone == [2, 3, 5, 6, 7]
+    assert guard.has_stopped
 
 
 def test_an_update_that_did_not_move_the_policy_is_not_undone():
@@ -82,7 +182,7 @@ def test_the_state_of_before_comes_back_after_its_arrays_were_donated():
     guard.keep(state, shares(1.0))
     jax.tree.map(lambda leaf: leaf.delete(), state)
     for _ in range(2):  # The returned arrays may be donated, too.
-        restored = guard.restored()
+        restored = guard.undo()
         jax.tree.map(np.testing.assert_array_equal, restored, want)
         jax.tree.map(lambda leaf: leaf.delete(), restored)
 
@@ -98,6 +198,45 @@ def test_an_array_that_was_on_no_particular_device_comes_back_as_such():
 def test_no_bound_is_no_guard():
     assert make_guard(TrainConfig()) is None
     assert make_guard(TrainConfig(undo_closed_answers=0.9)) is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (("budget.prior=fixed",), None),
+        (("budget.prior=choices",), None),
+        (("budget.prior=fixed", "budget.stages=[0.5, 1.0]"), None),
+        (("budget.prior=uniform",), "with budget.prior=uniform, too few traces"),
+        (("budget.prior=curriculum",), "with budget.prior=curriculum, too few traces"),
+        (
+            ("budget.prior=fixed", "budget.stages=[1.0, 0.75, 0.5]"),
+            "budget.stages=[1, 0.75, 0.5] lowers the largest budget",
+        ),
+    ],
+)
+def test_filled_budgets_are_watched_only_if_the_largest_budget_is_always_the_same(
+    tmp_path, overrides, refused
+):
+    config = load(tmp_path, None, *overrides)
+    train = dataclasses.replace(config.train, undo_filled_budgets=0.9)
+    lines = [line for line in problems(dataclasses.replace(config, train=train)) if "undo" in line]
+    if refused is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith(f"train.undo_filled_budgets=0.9: {refused}")
+
+
+def test_filled_budgets_are_counted_at_the_largest_budget_only():
+    first = Mock(Round, plan=Mock(), rollout=Mock())
+    first.plan.budgets = np.array([[12, 48], [48, 12]])
+    by_itself, by_budget = CLOSED_BY_BUDGET + 1, CLOSED_BY_BUDGET
+    first.rollout.trunks.close = np.array([by_budget, by_budget, by_itself, by_budget])
+    first.rollout.branches.finished = np.array([[True], [True], [False], [True]])
+    assert shares_of(first) == {
+        "undo_closed_answers": Share(0.75, 4),
+        "undo_filled_budgets": Share(0.5, 2, 48),
+    }
 
 
 def test_batches_that_are_sampled_ahead_are_refused_with_a_bound(tmp_path):
@@ -271,6 +410,42 @@ def test_the_report_names_what_was_seen_and_warns_where_the_bound_is_broken_agai
     assert second.startswith(
         "the traces sampled without the update of step 2 exceed a bound too (still 0); training"
     )
+
+
+@pytest.fixture(scope="module")
+def ruined(tmp_path_factory, tokenizer):
+    """Four steps after which every set of traces violates a bound, of a guard that then stops."""
+    config = load(tmp_path_factory.mktemp("ruined"), "bacr-weighted", "train.minibatches=1")
+    guard = Scripted(None, *["closed is 0", None] * MOST_IN_A_ROW, "closed is 0")
+    state, done = steps_of(config, tokenizer, guard, MOST_IN_A_ROW + 2)
+    return guard, state, done
+
+
+def test_a_run_names_the_key_to_change_once_when_its_guard_stops(ruined):
+    _, _, done = ruined
+    assert [one.metrics["train/undone"] for one in done] == [0.0, 1.0, 1.0, 1.0, 0.0]
+    lines = [line for one in done for line in one.notes if "no further" in line]
+    assert lines == [
+        "the updates of 3 consecutive steps were undone, so no further update of this run is "
+        "undone; set a lower optimizer.learning_rate"
+    ]
+    assert lines[0] == done[3].notes[-1]
+
+
+@pytest.mark.parametrize("before_stop", range(MOST_IN_A_ROW + 1))
+def test_a_resumed_guard_stops_after_as_many_updates_as_without_the_stop(ruined, before_stop):
+    _, state, _ = ruined
+    guard = guard_after(1.0)
+    for _ in range(before_stop):
+        guard.undo()
+    _, meta = guard.to_save(state)
+    resumed = UpdateGuard({"undo_closed_answers": 0.9})
+    resumed.load(state.train, state.train, json.loads(json.dumps(meta)))
+    assert resumed.breach(shares(0.5)) == guard.breach(shares(0.5)) is not None
+    for _ in range(MOST_IN_A_ROW - before_stop):
+        assert not resumed.has_stopped
+        resumed.undo()
+    assert resumed.has_stopped
 
 
 def test_the_step_is_sampled_again_with_another_key(runs):

@@ -37,6 +37,7 @@ from bacr_jax.config.training_checks import (
     evaluation_problems,
     loss_problems,
     rollout_problems,
+    undo_problems,
 )
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
@@ -441,6 +442,7 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
     yield from budget_problems(resolved.method, vocab)
     yield from batch_problems(config.rollout, config.train, config.budget)
     yield from rollout_problems(config.rollout, config.loss, config.train)
+    yield from undo_problems(config.train, config.budget)
     yield from loss_problems(config.loss, config.value, config.optimizer, config.distill)
     yield from evaluation_problems(config.eval, data)
     if also is not None:

@@ -436,15 +436,15 @@ class TrainConfig:
     )
     undo_closed_answers: float | None = key(
         None,
-        "undo an update, once, if the share of closed answers in the next step is below this "
-        "value and below the share before the update; keeps a copy of the state in host memory; "
-        "null: off",
+        "undo an update if the share of closed answers in the next step is below this value, and "
+        "below the share before the update by more than two standard errors; stops after three in "
+        "a row; keeps a copy of the state in host memory; null: off",
         "[0, 1]",
     )
     undo_filled_budgets: float | None = key(
         None,
-        "undo an update, once, if the share of traces that use their full budget in the next step "
-        "is above this value and above the share before the update; null: off",
+        "the same with an upper bound on the share of traces that use their full budget; counts "
+        "only traces with the largest budget, because nearly all traces fill small ones; null: off",
         "[0, 1]",
     )
 

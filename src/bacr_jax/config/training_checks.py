@@ -3,6 +3,7 @@
 `checks` calls this module.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -111,6 +112,30 @@ def _ahead(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iter
             "rollout.async_steps=1: the traces are sampled by the previous policy, but no "
             "correction for this difference is set; set loss.importance_cap=2, or "
             "loss.sequence_mask=0.01"
+        )
+
+
+def undo_problems(train: TrainConfig, budget: BudgetConfig) -> Iterator[str]:
+    """Yields an error message for each setting of budgets that `train.undo_filled_budgets` forbids.
+
+    The guard compares the traces with the largest budget in two consecutive steps. Both steps must
+    have enough traces with the same largest budget.
+    """
+    bound = train.undo_filled_budgets
+    if bound is None:
+        return
+    place = f"train.undo_filled_budgets={written(bound)}"
+    if budget.prior not in ("choices", "fixed"):
+        yield (
+            f"{place}: with budget.prior={budget.prior}, too few traces have the largest budget of "
+            "a step; set it to null, or set budget.prior=choices"
+        )
+    stages = budget.stages
+    if any(later < earlier for earlier, later in itertools.pairwise(stages)):
+        yield (
+            f"{place}: budget.stages={written(stages)} lowers the largest budget during training, "
+            "so that more traces fill it although the policy did not change; set it to null, or "
+            "set budget.stages=[]"
         )
 
 

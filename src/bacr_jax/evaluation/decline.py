@@ -5,6 +5,7 @@ reports and studies call `declines` to find such budgets on one evaluation set. 
 test which of two methods is better.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,10 +15,15 @@ from bacr_jax.evaluation.summary import Summary
 # The fraction of closed answers never counts as declined if it is at least this number.
 CLOSED_ANSWERS = 0.95
 ACCURACY, CLOSED = "accuracy", "closed answers"
+# Significance level of the one-sided test whether a decline is shown, over all budgets.
+SHOWN_LEVEL = 0.025
 
 
 class Decline(NamedTuple):
-    """A significant decline of a rate at one budget, from before training to after training.
+    """A decline of a rate at one budget, from before training to after training.
+
+    The rate after training is below the 95 % interval of before. If both evaluations have few
+    questions, such a decline is often chance.
 
     Attributes:
       mode: decoding mode, greedy or sampled.
@@ -26,6 +32,11 @@ class Decline(NamedTuple):
         answers that ended with a closing tag or an end token.
       before: the rate before training, in [0, 1].
       after: the rate after training, in [0, 1].
+      problems: number of problems on which `before` was measured. None if unknown, in results of
+        earlier versions.
+      is_shown: True if Fisher's exact test shows the decline (`fisher_p`), at the level
+        `SHOWN_LEVEL` divided by the number of budgets. False if the decline may be chance. None if
+        unknown, in results of earlier versions.
     """
 
     mode: str
@@ -33,6 +44,36 @@ class Decline(NamedTuple):
     measure: str
     before: float
     after: float
+    problems: int | None = None
+    is_shown: bool | None = None
+
+
+def fisher_p(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Returns the p-value of Fisher's exact test that a success rate fell (one-sided).
+
+    This is the probability of at most as many successes after training, if the same total number
+    of successes were distributed at random over all trials.
+
+    Args:
+      before: number of successes and of trials before training.
+      after: the same numbers after training.
+    """
+    successes = before[0] + after[0]
+    log_total = _log_combinations(before[1] + after[1], successes)
+    fewest = max(successes - before[1], 0)
+    return sum(
+        math.exp(
+            _log_combinations(after[1], count)
+            + _log_combinations(before[1], successes - count)
+            - log_total
+        )
+        for count in range(fewest, after[0] + 1)
+    )
+
+
+def _log_combinations(n: int, k: int) -> float:
+    """Returns the logarithm of the number of subsets with k of n elements."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def accuracy_declined(before: float, after: float, problems: int) -> bool:
@@ -77,24 +118,40 @@ def declines(before: Summary, after: Summary) -> Iterator[Decline]:
         contain them or does not contain their number of problems.
     """
     for mode, budgets in after.items():
-        for budget, entry in budgets.items():
-            start = before.get(mode, {}).get(budget)
-            if start is not None and "problems" in start:
-                yield from _declines_at(mode, budget, start, entry)
+        before_of_mode = before.get(mode, {})
+        compared = [budget for budget in budgets if "problems" in before_of_mode.get(budget, {})]
+        for budget in compared:
+            level = SHOWN_LEVEL / len(compared)
+            yield from _declines_at(mode, budget, before_of_mode[budget], budgets[budget], level)
 
 
 def _declines_at(
-    mode: str, budget: str, before: Mapping[str, Any], after: Mapping[str, Any]
+    mode: str,
+    budget: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    level: float,
 ) -> Iterator[Decline]:
-    """Yields the declines at one budget."""
+    """Yields the declines at one budget. `level` is the significance level of a shown decline."""
     problems = int(before["problems"])
+    problems_after = int(after.get("problems", problems))
+
+    def decline(measure: str, rate_before: float, rate_after: float) -> Decline:
+        # The rate of sampled answers is a mean over several samples per problem. It is tested as if
+        # each problem had one sample, because samples of the same problem are correlated.
+        p = fisher_p(
+            (round(rate_before * problems), problems),
+            (round(rate_after * problems_after), problems_after),
+        )
+        return Decline(mode, budget, measure, rate_before, rate_after, problems, p < level)
+
     accuracy_before = before["accuracy"]
     accuracy_after = after["accuracy"]
     if accuracy_declined(accuracy_before, accuracy_after, problems):
-        yield Decline(mode, budget, ACCURACY, accuracy_before, accuracy_after)
+        yield decline(ACCURACY, accuracy_before, accuracy_after)
     closed_before = before.get("closed_rate")
     closed_after = after.get("closed_rate")
     if closed_before is None or closed_after is None:
         return
     if closed_answers_declined(closed_before, closed_after, problems):
-        yield Decline(mode, budget, CLOSED, closed_before, closed_after)
+        yield decline(CLOSED, closed_before, closed_after)

@@ -87,9 +87,11 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     checkpoint without a decline is preferred to a checkpoint with a decline.
 
     Among checkpoints without a decline, the highest mean accuracy and its 95 % interval are
-    determined. The newest checkpoint whose mean accuracy is not below this interval is selected.
-    Selection sets are small, so differences within the interval are mostly noise, and a newer
-    checkpoint has learned from more answers.
+    determined. Of the checkpoints whose mean accuracy is not below this interval, the one with the
+    smallest loss at its worst budget is selected. A checkpoint that lost nothing at any budget has
+    a loss of 0, and ties go to the newer checkpoint. Selection sets are small, so differences of
+    the mean within the interval are mostly noise, and a newer checkpoint has learned from more
+    answers.
 
     If all checkpoints have a decline, the checkpoint with the smallest loss at its worst budget is
     selected. The mean accuracy breaks ties, and remaining ties go to the earlier checkpoint. If no
@@ -107,13 +109,20 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     highest = max(without_decline, key=_accuracy)
     bound = highest.lower_bound
     assert bound is not None
-    return [candidate for candidate in without_decline if _accuracy(candidate) >= bound][-1]
+    within = [candidate for candidate in without_decline if _accuracy(candidate) >= bound]
+    # `min` returns the first minimum, so the newest checkpoint comes first.
+    return min(reversed(within), key=_worst_loss)
 
 
 def _accuracy(candidate: Candidate) -> float:
     """Returns the mean accuracy of a candidate that has one."""
     assert candidate.accuracy is not None
     return candidate.accuracy
+
+
+def _worst_loss(candidate: Candidate) -> float:
+    """Returns the loss of accuracy at the worst budget, or 0 without a loss at any budget."""
+    return max(candidate.worst.loss, 0.0) if candidate.worst else 0.0
 
 
 def _rank_after_decline(candidate: Candidate) -> tuple[float, float]:

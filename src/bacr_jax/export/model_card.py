@@ -16,6 +16,7 @@ from bacr_jax.config.derived import cap, mixture
 from bacr_jax.config.presets import preset_of
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, SPLIT, read_results
+from bacr_jax.model.hf.hub import cached_name
 from bacr_jax.model.hf.vocabulary import check_links
 from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.formats import PromptFormat
@@ -27,6 +28,8 @@ from bacr_jax.runs.provenance import commit
 
 # Files of a model folder that may contain its license.
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
+# Matches the path of a file in the same repository, such as "LICENSE", without scheme and "..".
+_RELATIVE_LINK = re.compile(r"(?:\./)?(\w[\w.-]*(?:/\w[\w.-]*)*)")
 _templates = templates(Path(__file__).with_name("templates"))
 _templates.filters["number"] = "{:,}".format
 
@@ -89,7 +92,8 @@ def license_of(base: Path | None) -> License | None:
         head = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
         metadata = (yaml.safe_load(head[1]) if head else None) or {}
         if isinstance(metadata, dict) and isinstance(metadata.get("license"), str):
-            return _license_in(metadata)
+            cached = cached_name(base)
+            return _license_in(metadata, None if cached is None else cached[0])
     except (OSError, ValueError, yaml.YAMLError):
         pass
     for name in _LICENSES:
@@ -102,8 +106,13 @@ def license_of(base: Path | None) -> License | None:
     return None
 
 
-def _license_in(metadata: Mapping[str, Any]) -> License:
-    """Returns the license in the metadata of a model card, in which `license` is a text."""
+def _license_in(metadata: Mapping[str, Any], repository: str | None) -> License:
+    """Returns the license in the metadata of a model card, in which `license` is a text.
+
+    Args:
+      metadata: metadata of the model card.
+      repository: OWNER/NAME of the model on the Hub, or None if it is unknown.
+    """
     identifier = metadata["license"]
     name = str(metadata.get("license_name") or identifier)
     if not re.fullmatch(r"[a-z0-9.-]+", identifier):
@@ -111,11 +120,30 @@ def _license_in(metadata: Mapping[str, Any]) -> License:
     entries = {"license": identifier}
     if identifier == "other" and name != identifier:
         entries["license_name"] = name
-    link = metadata.get("license_link")
-    # A relative link is the name of a file in the base's folder, which is not exported.
-    if identifier == "other" and isinstance(link, str) and re.match("https?://", link):
+    link = _absolute_link(metadata.get("license_link"), repository)
+    if identifier == "other" and link is not None:
         entries["license_link"] = link
     return License(name, entries)
+
+
+def _absolute_link(link: Any, repository: str | None) -> str | None:
+    """Returns a license link that is valid in another repository, or None if there is none.
+
+    The Hub accepts the name of a file in the repository of the card, or a URL. The license file of
+    the base is not exported, so its name becomes the URL of the file in the base's repository.
+
+    Args:
+      link: value of `license_link` in the base's model card.
+      repository: OWNER/NAME of the base on the Hub, or None if it is unknown.
+    """
+    if not isinstance(link, str):
+        return None
+    if re.match("https?://", link):
+        return link
+    relative = _RELATIVE_LINK.fullmatch(link)
+    if relative is None or repository is None:
+        return None
+    return f"https://huggingface.co/{repository}/blob/main/{relative[1]}"
 
 
 def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:

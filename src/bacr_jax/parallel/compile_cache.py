@@ -75,6 +75,9 @@ def keep_programs(setting: str | None) -> CacheFolder:
     Call it before the first program is compiled. If the folder is not writable, no error is raised,
     and programs are compiled at every start.
 
+    The folder JAX_COMPILATION_CACHE_DIR has no maximum size, because other projects may share it,
+    and their programs must not be deleted. JAX limits it if JAX_COMPILATION_CACHE_MAX_SIZE is set.
+
     Args:
       setting: value of `output.compile_cache`: a folder, a URL that JAX supports, or "none" to
         disable the cache. None selects JAX_COMPILATION_CACHE_DIR if it is set, and otherwise a

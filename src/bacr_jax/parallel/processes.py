@@ -3,7 +3,7 @@
 Every process runs the same program on the same questions with the same PRNG keys. Arrays are
 sharded over the devices of all processes. Process 0 makes all decisions that depend on files or
 time (such as a grader's timeout) and sends them to the other processes. Only process 0 prints and
-writes files, except for checkpoints.
+writes files, except for checkpoints and the count of restarts (`runs.restarts`).
 """
 
 import contextlib

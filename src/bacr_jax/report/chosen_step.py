@@ -25,8 +25,14 @@ def describe_best(best: Mapping[str, Any]) -> str:
 
 
 def declines_of(records: Iterable[Mapping[str, Any]]) -> list[Decline]:
-    """Converts entries of `declines` in best.json or summary.json."""
-    return [Decline(**{name: record[name] for name in Decline._fields}) for record in records]
+    """Converts entries of `declines` in best.json or summary.json.
+
+    Entries of earlier versions lack some fields, which then have their default values.
+    """
+    return [
+        Decline(**{name: record[name] for name in Decline._fields if name in record})
+        for record in records
+    ]
 
 
 def step_lines(chosen: ChosenStep) -> Iterator[str]:

@@ -14,13 +14,13 @@ from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError, attempt
-from bacr_jax.evaluation.decline import declines, interval_before
+from bacr_jax.evaluation.decline import Decline, declines, interval_before
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import evaluation, figures, plots, table
 from bacr_jax.report.charts import Bars, Chart
-from bacr_jax.report.chosen_step import best_note
+from bacr_jax.report.chosen_step import best_note, declines_of
 from bacr_jax.report.evaluation_charts import (
     accuracy_charts,
     completion_charts,
@@ -83,6 +83,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
             rows.append((name, form.format(fmean(values))))
     updates = steps * config.train.minibatches
     rows.append(("updates", f"{updates:,}"))
+    for kind, limited_steps in summary.get("limited_updates", {}).items():
+        if limited_steps:
+            rows.append((f"updates {kind}", f"in {limited_steps:,} of {steps:,} steps"))
     if tokens is not None:
         rows.append(("generated tokens", f"{tokens:,}"))
     if "wall_seconds" in summary:
@@ -109,7 +112,11 @@ def _departures(run: RunData) -> list[Part]:
 
 
 def _headline(run: RunData, name: str, title: str) -> list[Part]:
-    """Returns the main results on a set, in its first decoding mode: sentence, chart and table."""
+    """Returns the main results of a run: text, chart and table.
+
+    The chart and the table show one set in its first decoding mode. The text also contains all
+    results of the run that are worse than before training.
+    """
     policies = _policies([run], name)
     first_policy = next(iter(policies.values()))
     mode = next(iter(first_policy))
@@ -127,23 +134,21 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
         words=0,
     )
     return [
-        {"lead": _sentence(of_mode, mode, run.summary)},
+        {"lead": " ".join([*_worse_sentences(run), _sentence(of_mode, mode)])},
         *_charts(charts[:1], wide=True),
         _table(short_table, "headline"),
     ]
 
 
-def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, Any]) -> str:
-    """Returns a text about the change of accuracy and of thinking tokens in training.
+def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
+    """Returns a sentence about the change of accuracy and of thinking tokens in training.
 
-    The text lists the budgets at which accuracy rose above or fell below its 95 % interval before
-    training. If accuracy fell at any budget, the text of a finished run also names the best
-    checkpoint.
+    The sentence lists the budgets at which accuracy rose above or fell below its 95 % interval
+    before training.
 
     Args:
       policies: results of the first and the last evaluation.
       mode: decoding mode.
-      summary: content of summary.json. Empty before the end of the run.
     """
     summaries = list(policies.values())
     first = summaries[0][mode]
@@ -157,19 +162,76 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
     largest = both[-1]
     before = first[largest]["mean_thinking_tokens"]
     after = last[largest]["mean_thinking_tokens"]
-    sentence = (
+    return (
         f"Accuracy rose at {_budget_list(rose)} and fell at {_budget_list(fell)} (outside the 95 % "
         f"interval of before, {mode}); thinking tokens at {budget_name(largest)} went from "
         f"{before:,.1f} to {after:,.1f}."
     )
-    worse = list(declines({mode: first}, {mode: last}))
-    if not worse:
-        return sentence
-    sentences = [f"Worse than before training: {decline_text(worse)}."]
-    if "best" in summary:
-        note = best_note(summary["best"])
+
+
+def _worse_sentences(run: RunData) -> list[str]:
+    """Returns sentences about all results of a run that are worse than before training.
+
+    If there are any, the last sentence names the best checkpoint of a finished run.
+    """
+    text = _worse_text(run)
+    if not text:
+        return []
+    sentences = [f"Worse than before training {text}."]
+    if "best" in run.summary:
+        note = best_note(run.summary["best"])
         sentences.append(f"{note[0].upper()}{note[1:]}.")
-    return " ".join([*sentences, sentence])
+    return sentences
+
+
+def _worse_notes(runs: Sequence[RunData]) -> list[Part]:
+    """Returns a line for each run with results that are worse than before training."""
+    return [
+        {"lead": f"{run.label} is worse than before training {text}."}
+        for run in runs
+        if (text := _worse_text(run))
+    ]
+
+
+def _worse_text(run: RunData) -> str:
+    """Lists the declines of a run, such as `on GSM8K: greedy at 48: accuracy 55.8 to 0.0 %`.
+
+    Returns an empty text if the run has no declines.
+    """
+    worse = _declines_by_set(run)
+    titles = table.set_titles(worse)
+    return "; ".join(
+        f"on {titles[name]}: {_with_certainty(of_set)}" for name, of_set in worse.items() if of_set
+    )
+
+
+def _with_certainty(worse: Sequence[Decline]) -> str:
+    """Lists declines of a set. Those that a test shows come first, and others are marked."""
+    remarks = {True: " (shown by an exact test)", False: " (may be chance)", None: ""}
+    parts = []
+    for is_shown, remark in remarks.items():
+        selected = [decline for decline in worse if decline.is_shown is is_shown]
+        if selected:
+            parts.append(f"{decline_text(selected)}{remark}")
+    return "; ".join(parts)
+
+
+def _declines_by_set(run: RunData) -> dict[str, list[Decline]]:
+    """Returns the declines of a run in all decoding modes, by evaluation set.
+
+    They are read from summary.json. If it is missing or has no declines, because the run is
+    unfinished or an older version wrote it, they are computed from the evaluations.
+    """
+    recorded = run.summary.get("declines")
+    if recorded is not None:
+        return {name: declines_of(records) for name, records in recorded.items()}
+    worse = dict[str, list[Decline]]()
+    for name in run.sets:
+        records = run.of_set(name)
+        worse[name] = []
+        if records[0]["when"] == "before":
+            worse[name] += declines(records[0]["sets"][name], records[-1]["sets"][name])
+    return worse
 
 
 def _budget_list(budgets: Sequence[str]) -> str:
@@ -362,7 +424,12 @@ def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
         if run.metrics:
             charts = training_charts(run.metrics, run.config.budget.prior)[:2]
         return parts + _charts(charts)
-    return [*_compared(runs, main_set, titles), _facts_table(runs), _differing_keys(runs)]
+    return [
+        *_worse_notes(runs),
+        *_compared(runs, main_set, titles),
+        _facts_table(runs),
+        _differing_keys(runs),
+    ]
 
 
 def _compared(

@@ -7,6 +7,7 @@ summary.json and the names of the checkpoints. It neither opens nor evaluates a 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from bacr_jax import files
@@ -151,7 +152,7 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_type(value: Any, kind: type) -> None:
+def _check_type(value: Any, kind: type | UnionType) -> None:
     """Raises TypeError if a value is not an instance of `kind`."""
     if not isinstance(value, kind):
         raise TypeError
@@ -176,3 +177,6 @@ def _check_decline(decline: Any) -> None:
     _check_change(decline)
     _check_type(decline["mode"], str)
     _check_type(decline["measure"], str)
+    # Results of earlier versions lack these fields.
+    _check_type(decline.get("problems"), int | None)
+    _check_type(decline.get("is_shown"), bool | None)

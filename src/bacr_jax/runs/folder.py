@@ -30,6 +30,7 @@ from bacr_jax.files import (
 )
 
 LOCK = ".lock"
+_RESTARTS = "restarts.json"
 # Values of `OSError.errno` of a file system that does not implement file locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 # Prefix of the temporary folders of `bacr doctor` in `output.dir`.
@@ -151,7 +152,7 @@ class RunPaths:
         self.summary = path / "summary.json"
         self.best = path / "best.json"
         self.report = path / "report.html"
-        self.restarts = path / "restarts.json"
+        self.restarts = path / _RESTARTS
 
     def traces_of(self, step: int) -> Path:
         """Returns the path of the traces sampled at a step, in JSON Lines format."""
@@ -352,11 +353,11 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
         raise UserError(f"{where} is a file; use the name of a folder")
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
     # A process that is killed while it creates the folder leaves a lock file and temporary
-    # files. A killed `bacr doctor` leaves a temporary folder.
+    # files. A killed `bacr doctor` leaves a temporary folder. Restarts are counted before the run.
     entries = []
     for name in sorted(names):
         is_temporary = is_left_over(name) or name.startswith(DOCTOR_PREFIX)
-        if name != LOCK and not is_temporary:
+        if name not in (LOCK, _RESTARTS) and not is_temporary:
             entries.append(name)
     if entries and marker not in entries:
         raise UserError(

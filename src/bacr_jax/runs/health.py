@@ -5,9 +5,10 @@ so that healthy runs do not exceed them. Warnings do not change the run.
 """
 
 import collections
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Metrics = Mapping[str, float]
 
@@ -15,6 +16,11 @@ Metrics = Mapping[str, float]
 PATIENCE = 10
 # The same number for symptoms of a degrading policy, which degrades within a few iterations.
 SHORT_PATIENCE = 3
+# The same number for a policy that had rewards before, and has none now.
+LOST_REWARD_PATIENCE = 4
+# Minimum value of the best smoothed accuracy of a policy that had rewards before. With 64 traces,
+# a policy with this accuracy has no right answer in 4 % of its steps.
+HAD_REWARD = 0.05
 # Accuracy has collapsed if its maximum was above `WORTH_LOSING` and it fell below this maximum
 # times `COLLAPSED_TO`.
 WORTH_LOSING = 0.2
@@ -45,8 +51,15 @@ CLOSED = 0.95
 SHARE_CHANGE = 0.1
 # Metrics that are compared with the first iteration.
 COMPARED = ("rollout/closed_answers", "rollout/repetition")
+# The fraction of closed answers at one budget, and its number of traces. The names end with the
+# budget. They exist with `budget.prior=choices`, and are compared with the first iteration too.
+CLOSED_AT = "rollout/closed_answers_"
+TRACES_AT = "budget/traces_"
+# Number of standard errors by which the fraction at one budget may fall, because its number of
+# traces is small. With 64 traces, this is about `SHARE_CHANGE`.
+STANDARD_ERRORS = 4.0
 # Maximum difference attributed to float32 rounding. It applies to the difference of the importance
-# ratio from 1, and to `mismatch/k3` in nats per token.
+# ratio from 1, to `mismatch/k3` in nats per token, and to the mean of advantages that are all 0.
 SAME_POLICY = 1e-6
 
 
@@ -55,8 +68,8 @@ class Reference:
     """Values with which the metrics of an iteration are compared.
 
     Attributes:
-      first: metrics in `COMPARED` of the first iteration of the run, whose traces were sampled by
-        the initial policy.
+      first: metrics of the first iteration of the run that are compared with later iterations. Its
+        traces were sampled by the initial policy.
       best_accuracy: highest smoothed accuracy so far, in [0, 1].
       largest_mismatch: maximum `mismatch/absolute` that is attributed to rounding, in nats per
         token.
@@ -112,13 +125,14 @@ def _one_sided(metrics: Metrics, _: Reference) -> bool:
     """True if the mean advantage is more than half a standard deviation below 0."""
     mean = metrics.get("advantage/mean", 0.0)
     deviation = metrics.get("advantage/std", 1.0)
-    return mean < -OFF_CENTRE * deviation
+    # If all advantages are equal, their deviation is 0, and their mean may be a rounding error.
+    return mean < -max(OFF_CENTRE * deviation, SAME_POLICY)
 
 
 def _is_shortened(metrics: Metrics, _: Reference) -> bool:
     """True if the KL of the update was more than about a hundred times `max_update_kl`."""
-    # Both metrics are 0 if the loss contains no tokens.
-    was_measured = metrics.get("policy/update_kl", 0.0) > 0.0
+    # Both metrics are 0 if the loss contains no tokens. The KL of a dropped update may be NaN.
+    was_measured = metrics.get("policy/update_kl", 0.0) != 0.0
     return was_measured and metrics["policy/update_scale"] <= SHORTENED
 
 
@@ -131,6 +145,23 @@ def _closes_less(metrics: Metrics, reference: Reference) -> bool:
     if name not in metrics or name not in reference.first:
         return False
     return metrics[name] < min(CLOSED, reference.first[name] - SHARE_CHANGE)
+
+
+def _closes_less_at(budget: str, metrics: Metrics, first: Metrics) -> bool:
+    """True if the fraction of closed answers at one budget is low, and lower than at first.
+
+    Args:
+      budget: thinking budget in tokens, as the text that ends the names of its metrics.
+      metrics: metrics of the current iteration, which has traces with this budget.
+      first: metrics of the first iteration, which has traces with this budget.
+    """
+    share_before = first[CLOSED_AT + budget]
+    traces = min(first[TRACES_AT + budget], metrics[TRACES_AT + budget])
+    # The variance of a fraction of 1 is unknown, and estimated as that of the bound.
+    share = min(share_before, CLOSED)
+    standard_error = math.sqrt(share * (1.0 - share) / traces)
+    change = max(SHARE_CHANGE, STANDARD_ERRORS * standard_error)
+    return metrics[CLOSED_AT + budget] < min(CLOSED, share_before - change)
 
 
 def _repeats_more(metrics: Metrics, reference: Reference) -> bool:
@@ -158,6 +189,17 @@ SYMPTOMS = {
         "set a larger rollout.answer_tokens or budget.min, or start from a model that can solve "
         "some of the questions",
     ),
+    "lost_reward": Symptom(
+        # Above `WORTH_LOSING`, the alarm `collapse` is earlier.
+        lambda m, reference: (
+            _accuracy(m) == 0.0 and HAD_REWARD < reference.best_accuracy <= WORTH_LOSING
+        ),
+        f"no answer was right for {LOST_REWARD_PATIENCE} steps, although some were right before. "
+        "Look at rollouts/: if the answers are no longer closed or repeat themselves, go back to "
+        "an earlier checkpoint and set a lower optimizer.learning_rate; otherwise set a larger "
+        "rollout.questions",
+        LOST_REWARD_PATIENCE,
+    ),
     "always_right": Symptom(
         lambda m, _: _accuracy(m) == 1.0,
         f"every answer was right for {PATIENCE} iterations, so nothing is left to learn. Choose "
@@ -179,7 +221,8 @@ SYMPTOMS = {
     "closed_answers": Symptom(
         _closes_less,
         f"for {SHORT_PATIENCE} steps, fewer answers than at the first step end with the closing "
-        "tag (rollout/closed_answers): the policy is degrading at one or more budgets. Look at "
+        "tag (rollout/closed_answers, or at one budget rollout/closed_answers_BUDGET): the policy "
+        "is degrading at one or more budgets. Look at "
         "rollouts/, go back to an earlier checkpoint, and set a lower optimizer.learning_rate "
         "and optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
@@ -243,6 +286,38 @@ SYMPTOMS = {
         patience=1,
     ),
 }
+
+
+def _is_compared(name: str) -> bool:
+    """True if a metric is compared with the first iteration."""
+    return name in COMPARED or name.startswith((CLOSED_AT, TRACES_AT))
+
+
+class _Sign(NamedTuple):
+    """The result of checking the metrics of one iteration for one symptom.
+
+    Attributes:
+      name: name of the symptom in `SYMPTOMS`.
+      counter: name of the counter of consecutive iterations with the symptom. The symptom
+        "closed_answers" has a counter for the mean over budgets, and one for each budget.
+      is_wrong: True if the metrics show the symptom.
+    """
+
+    name: str
+    counter: str
+    is_wrong: bool
+
+
+def _check(metrics: Metrics, reference: Reference) -> Iterator[_Sign]:
+    """Yields the result of each symptom, for the metrics of one iteration."""
+    for name, symptom in SYMPTOMS.items():
+        yield _Sign(name, name, symptom.is_wrong(metrics, reference))
+    for metric in reference.first:
+        # Without traces with this budget, nothing is known about the budget in this iteration.
+        if metric.startswith(CLOSED_AT) and metric in metrics:
+            budget = metric.removeprefix(CLOSED_AT)
+            is_wrong = _closes_less_at(budget, metrics, reference.first)
+            yield _Sign("closed_answers", metric, is_wrong)
 
 
 # For each verifier: the number of answers it received, and the number of answers without a score.
@@ -311,20 +386,22 @@ class RunHealth:
           metrics: metrics of the current iteration.
         """
         if self._first is None:
-            self._first = {name: float(metrics[name]) for name in COMPARED if name in metrics}
+            self._first = {name: float(metrics[name]) for name in metrics if _is_compared(name)}
         smoothed = _accuracy(metrics)
         if self._smoothed_accuracy is not None:
             smoothed = 0.9 * self._smoothed_accuracy + 0.1 * smoothed
         self._smoothed_accuracy = smoothed
         self._best_accuracy = max(self._best_accuracy, smoothed)
         reference = Reference(self._first, self._best_accuracy, self._largest_mismatch)
-        for name, symptom in SYMPTOMS.items():
-            if symptom.is_wrong(metrics, reference):
-                self._in_a_row[name] += 1
+        for sign in _check(metrics, reference):
+            if sign.is_wrong:
+                self._in_a_row[sign.counter] += 1
             else:
-                self._in_a_row[name] = 0
-            if self._in_a_row[name] == symptom.patience and name not in self._warned:
-                self._warned.add(name)
+                self._in_a_row[sign.counter] = 0
+            symptom = SYMPTOMS[sign.name]
+            lasts = self._in_a_row[sign.counter] == symptom.patience
+            if lasts and sign.name not in self._warned:
+                self._warned.add(sign.name)
                 yield symptom.message
 
     def to_record(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Counts consecutive restarts of a Slurm job during which no checkpoint was saved.
 
-The launch scripts requeue a job whenever training exits with code 75. Without a limit, a job that
-never saves a checkpoint would be restarted forever. Training calls `give_up_reason` as soon as it
-has opened the run folder.
+The launch scripts requeue a job if training exits with code 75 or is killed by a signal. Without a
+limit, a job that never saves a checkpoint would be restarted forever. Every process of a run calls
+`give_up_reason` before it connects to the others, because some of them may be missing.
 """
 
 import contextlib
@@ -20,6 +20,9 @@ MOST_RESTARTS = 5
 def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]) -> str:
     """Counts the restarts of a Slurm job. A new job (`sbatch`) resets the count.
 
+    The processes of a start all get and write the same count. The run folder is created if it is
+    missing.
+
     Args:
       paths: files of the run.
       warmup: folder in which the warm-up saves its checkpoints.
@@ -29,7 +32,8 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
       The reason for giving up the job, or "" to continue.
     """
     job = environment.get("SLURM_JOB_ID", "")
-    if not job or environment.get("SLURM_RESTART_COUNT", "0") in ("", "0"):
+    restart = environment.get("SLURM_RESTART_COUNT", "")
+    if not job or restart in ("", "0"):
         return ""
     start = {"job": job, "saved": _newest_save(paths.checkpoints, warmup)}
     previous = {}
@@ -37,10 +41,13 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
     with contextlib.suppress(OSError, ValueError, TypeError):
         previous = dict(read_json(paths.restarts))
     restarts = previous.pop("restarts", None)
+    # True if another process of this start has counted it already.
+    is_counted = previous.pop("restart", None) == restart
     count = 1
     if previous == start and type(restarts) is int:
-        count = restarts + 1
-    write_json(paths.restarts, {**start, "restarts": count})
+        count = restarts if is_counted else restarts + 1
+    paths.path.mkdir(parents=True, exist_ok=True)
+    write_json(paths.restarts, {**start, "restart": restart, "restarts": count})
     if count <= MOST_RESTARTS:
         return ""
     return (

@@ -35,7 +35,7 @@ from bacr_jax.training.logging import (
     iteration_metrics,
 )
 from bacr_jax.training.run import Run, RunState, RunStateAhead, completed_fraction
-from bacr_jax.training.undo import UpdateGuard, shares_of
+from bacr_jax.training.undo import MOST_IN_A_ROW, UpdateGuard, shares_of
 from bacr_jax.types import Poll, Prompts
 
 # Folded into the run's key when a step is sampled again after an undone update. Steps are folded
@@ -158,15 +158,15 @@ def guarded(
     clock: Clock,
     poll: Poll,
 ) -> tuple[RunState, Sampled, tuple[str, ...]]:
-    """Undoes the previous update if a metric of the traces sampled after it violates a limit.
+    """Undoes the previous update if a share of the traces sampled after it violates a limit.
 
-    The limits are the config keys `train.undo_closed_answers` and `train.undo_filled_budgets`. If a
-    limit is violated, the policy parameters, the optimizer state and the value head are restored to
-    their values before the update. The step is then sampled again, once. Pass rates and the running
-    means of the method are not restored, because they were measured on traces of the restored
-    policy. The cursors of the question stream (number of questions drawn so far from each
-    difficulty group) are not restored either. The tokens of the discarded traces still count as
-    generated tokens.
+    `UpdateGuard.breach` checks the limits `train.undo_closed_answers` and
+    `train.undo_filled_budgets`. If one is violated, the policy parameters, the optimizer state and
+    the value head are restored to their values before the update. The step is then sampled again,
+    once. Pass rates and the running means of the method are not restored, because they were
+    measured on traces of the restored policy. The cursors of the question stream (number of
+    questions drawn so far from each difficulty group) are not restored either. The tokens of the
+    discarded traces still count as generated tokens.
 
     Args:
       guard: snapshot of the state before the previous update, and the limits on the traces. None if
@@ -183,10 +183,11 @@ def guarded(
     rounds, _ = sampled
     breach = guard.breach(shares_of(rounds[0]))
     if breach is None or not guard.can_undo(state.train):
+        guard.accept()
         return state, sampled, ()
     state = replace(
         state,
-        train=guard.restored(),
+        train=guard.undo(),
         generated_tokens=state.generated_tokens + choose(rounds).tokens,
     )
     notes: tuple[str, ...] = (
@@ -199,6 +200,11 @@ def guarded(
             f"the traces sampled without the update of step {step} exceed a bound too "
             f"({second_breach}); training continues. Set another bound, or a lower "
             "optimizer.learning_rate",
+        )
+    if guard.has_stopped:
+        notes += (
+            f"the updates of {MOST_IN_A_ROW} consecutive steps were undone, so no further update "
+            "of this run is undone; set a lower optimizer.learning_rate",
         )
     return state, sampled_again, notes
 

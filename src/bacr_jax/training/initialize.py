@@ -8,7 +8,6 @@ warm-up. A method can add another supervised stage. `loop.Trainer` calls these f
 import contextlib
 import dataclasses
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,9 +38,7 @@ from bacr_jax.runs import history, initial, setup
 from bacr_jax.runs.agreement import input_facts, refuse_if_processes_differ
 from bacr_jax.runs.folder import RunFolder, WarmupPaths, steps_in
 from bacr_jax.runs.progress import Progress
-from bacr_jax.runs.restarts import give_up_reason
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.failures import TrainingFailed
 from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state, plain_rollout
 from bacr_jax.training.sft_batches import SftBatches
@@ -155,26 +152,6 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
         # Initialize a second copy, because the update donates the parameters of the state.
         reference = initial.initial_params(key, run.policy, None)
     iterate(run, state, 0, reference=reference, poll=poll)
-
-
-def check_restarts(folder: RunFolder, warmup_dir: str | None) -> None:
-    """Stops a job that Slurm keeps restarting although it saves no progress between restarts.
-
-    Args:
-      folder: run folder.
-      warmup_dir: `warmup.dir`. None if the warm-up is in the run folder.
-
-    Raises:
-      TrainingFailed: the job was restarted too often without a new checkpoint. Raised in all
-        processes.
-    """
-    reason = ""
-    if processes.is_first():
-        warmup = Path(warmup_dir or folder.warmup)
-        reason = give_up_reason(folder, warmup, os.environ)
-    reason = processes.text_from_first(reason)
-    if reason:
-        raise TrainingFailed(reason)
 
 
 def initial_state(

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config.derived import function_name
 from bacr_jax.config.settings import MethodSettings, resolve
@@ -82,6 +82,11 @@ def iteration_metrics(
     metrics: dict[str, Any] = {}
     metrics |= method_metrics(state.method_state, rounds[0].group_batch, method=run.method)
     metrics |= rollout_metrics(rounds[0])
+    if run.config.budget.prior == "choices":
+        metrics |= closed_answers_by_budget(
+            np.asarray(rounds[0].plan.budgets).reshape(-1),
+            np.asarray(rounds[0].rollout.branches.finished),
+        )
     if run.method.dynamic_sampling is not None:
         metrics |= sampling_metrics(rounds, chosen, tokens)
     metrics |= schedule_metrics(schedule, weights, settings=resolve(run.config).method)
@@ -150,6 +155,23 @@ def thinking_by_verdict(group_batch: GroupBatch) -> dict[str, float]:
         metrics["rollout/thinking_right"] = float(np.average(lengths, weights=right))
     if (right < 1.0).any():
         metrics["rollout/thinking_wrong"] = float(np.average(lengths, weights=1.0 - right))
+    return metrics
+
+
+def closed_answers_by_budget(
+    budgets: Int[np.ndarray, "B"], closed: Bool[np.ndarray, "B M"]
+) -> dict[str, float]:
+    """Returns the share of closed answers and the number of traces at each budget.
+
+    Args:
+      budgets: budget of each trace.
+      closed: True for answers that ended with a closing tag or an end token.
+    """
+    metrics = {}
+    for budget in np.unique(budgets):
+        has_budget = budgets == budget
+        metrics[f"rollout/closed_answers_{budget}"] = float(closed[has_budget].mean())
+        metrics[f"budget/traces_{budget}"] = float(has_budget.sum())
     return metrics
 
 

@@ -27,7 +27,6 @@ from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import OnPhase
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
-from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints, restore_target
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, verify
@@ -49,13 +48,14 @@ from bacr_jax.training.limited_updates import LimitedUpdates
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.origin import check_origin, recorded_origin
 from bacr_jax.training.output import (
+    end_lines,
     evaluation_notes,
     evaluation_numbers,
     evaluation_record,
     print_results,
     print_tables,
     publish,
-    warn_of_declines,
+    start_policy,
     write_traces,
 )
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
@@ -560,15 +560,15 @@ class Trainer:
         )
         for line in self.limited.lines():
             self.progress.print_line(line)
-        for name, of_set in worse.items():
-            warn_of_declines(self.progress, name, of_set)
-        best = self.evaluations.best
-        if any(worse.values()) or (best is not None and best.step != step):
-            self.progress.print_line(best_note(self.evaluations.best_record))
         question = next(iter(self.task_data.eval.values())).set.questions[0]
         method = resolve(self.config).method
-        lines = next_lines(method, self.config.warmup, self.folder.path, question)
+        warmup = self.config.warmup
+        lines = next_lines(method, warmup, self.folder.path, question)
         self.progress.print_line("\n".join(lines), wrap=False)
+        has_sft = self.method.rejection_sft is not None
+        start = start_policy(self.folder, warmup, self.config.model.path, has_sft=has_sft)
+        for line in end_lines(self.folder.path, step, self.evaluations.best_record, worse, start):
+            self.progress.print_line(line)
         return summary
 
     def _summary(

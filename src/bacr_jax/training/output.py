@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bacr_jax.config.derived import HOLDOUT
+from bacr_jax.config.schema import WarmupConfig
 from bacr_jax.errors import attempt
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
@@ -20,10 +21,11 @@ from bacr_jax.files import append_line
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.report import table
+from bacr_jax.report.chosen_step import best_note, declines_of
 from bacr_jax.report.figures import short_names
 from bacr_jax.report.page import try_report
 from bacr_jax.report.traces import Trace, is_right, read_traces, shown_traces
-from bacr_jax.runs.folder import RunFolder
+from bacr_jax.runs.folder import RunFolder, RunPaths, steps_in
 from bacr_jax.runs.metrics import MetricsWriter, TableRows, as_json
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.logging import Iteration
@@ -283,15 +285,89 @@ def evaluation_numbers(sets: Mapping[str, Summary], sets_of_run: Iterable[str]) 
     return numbers
 
 
-def warn_of_declines(
-    progress: Progress, set_name: str, worse: Sequence[Decline], prefix: str = ""
-) -> None:
-    """Prints a warning with all results that are worse than before training, if there are any."""
-    if worse:
-        progress.print_line(
-            f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
-            f"{table.decline_text(worse)}"
+def decline_warning(set_name: str, worse: Sequence[Decline], prefix: str = "") -> Iterator[str]:
+    """Yields a warning with all results that are worse than before training, if there are any.
+
+    Results that a test shows to be worse come first. The others may be chance.
+    """
+    if not worse:
+        return
+    certain = [decline for decline in worse if decline.is_shown]
+    uncertain = [decline for decline in worse if not decline.is_shown]
+    parts = []
+    if certain:
+        parts.append(f"{table.decline_text(certain)} (shown by an exact test)")
+    if uncertain:
+        questions = f"{uncertain[0].problems:,} questions"
+        parts.append(f"{table.decline_text(uncertain)} (may be chance with {questions})")
+    advice = "Set" if certain else "If it lasts, set"
+    yield (
+        f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
+        f"{'; '.join(parts)}. {advice} a lower optimizer.learning_rate"
+    )
+
+
+def end_lines(
+    folder: Path,
+    step: int,
+    best: Mapping[str, Any] | None,
+    worse: Mapping[str, Sequence[Decline]],
+    start: str,
+) -> Iterator[str]:
+    """Yields the last lines of a run: its best checkpoint, and what is worse than before training.
+
+    Nothing is yielded for a run whose last checkpoint is the best and is not worse on any set.
+
+    Args:
+      folder: run folder.
+      step: last step of the run.
+      best: content of best.json, or None if no checkpoint was evaluated.
+      worse: results that are worse after training than before, by evaluation set.
+      start: sentence that describes where the policy before training is, or "" if it is not stored.
+    """
+    is_worse = any(worse.values())
+    if is_worse or (best is not None and best["step"] != step):
+        yield best_note(best)
+    for name, of_set in worse.items():
+        yield from decline_warning(name, of_set)
+    export = RunPaths(folder).exports / str(step)
+    if is_worse and export.exists():
+        line = f"WARNING, {export}: contains step {step}, which is worse than before training"
+        if best is not None and best["step"] != step:
+            line = f"{line}; bacr export takes the best checkpoint"
+        yield line
+    declined = declines_of(best["declines"]) if best is not None else []
+    if declined:
+        line = (
+            "WARNING, all evaluated checkpoints are worse than before training at some budget. "
+            "The policy before training was better than the best of them: "
+            f"{table.decline_text(declined)}"
         )
+        yield f"{line}. {start}" if start else line
+
+
+def start_policy(
+    folder: RunPaths, warmup: WarmupConfig, model_path: str | None, *, has_sft: bool
+) -> str:
+    """Describes where the policy before training is stored, or returns "" if it is not stored.
+
+    Args:
+      folder: run folder.
+      warmup: settings of the warm-up.
+      model_path: the key model.path.
+      has_sft: True if the method has a supervised stage after the warm-up. Its checkpoint was
+        deleted unless it is step 0.
+    """
+    if 0 in steps_in(folder.checkpoints):
+        return "Its checkpoint is step 0 (--step 0)"
+    if has_sft:
+        return ""
+    if warmup.steps:
+        path = warmup.dir or folder.warmup
+        return f"Its weights are in {path}, and a run with warmup.dir={path} starts from them"
+    if model_path is not None:
+        return f"It is the model in model.path={model_path}"
+    return ""
 
 
 def print_results(
@@ -311,7 +387,8 @@ def print_results(
     for name, summary in now.items():
         progress.print_line(f"step {step}, {table.set_title(name)}: {table.in_one_line(summary)}")
         worse = list(declines(before.get(name, {}), summary))
-        warn_of_declines(progress, name, worse, f"step {step}: ")
+        for line in decline_warning(name, worse, f"step {step}: "):
+            progress.print_line(line)
 
 
 def print_tables(

@@ -1,4 +1,4 @@
-"""Undoes an update if a metric of the traces sampled after it violates a bound (train.undo_*).
+"""Undoes an update if a share of the traces sampled after it violates a bound (train.undo_*).
 
 `algorithm.guarded` calls an `UpdateGuard` after the traces of each step are sampled. The state
 before the last update is kept in host memory. Checkpoints contain a copy of it, so that a resumed
@@ -6,6 +6,7 @@ run undoes the same updates as an uninterrupted run.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -17,37 +18,79 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.parallel import processes
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.training.dynamic_sampling import Round
-from bacr_jax.training.logging import rollout_metrics
 from bacr_jax.training.run import RunState
-from bacr_jax.types import pytree
+from bacr_jax.types import CLOSED_BY_BUDGET, pytree
 
-# Shares of a step's traces in [0, 1], by metric name.
-Shares = dict[str, float]
+# A share violates its bound only if it is worse than before the update by this number of standard
+# errors. If the policy has not changed, this happens by chance in about 2 % of the steps.
+STANDARD_ERRORS = 2.0
+# The guard stops after this number of consecutive undone updates. Three different batches have then
+# broken the bound from the same state, so the updates are too large or the bound is too strict.
+MOST_IN_A_ROW = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A share of the traces of a step.
+
+    Attributes:
+      value: the share, in [0, 1].
+      traces: number of traces.
+      budget: budget of these traces, in tokens. None if traces of all budgets are counted.
+    """
+
+    value: float
+    traces: int
+    budget: int | None = None
+
+
+# Watched shares of a step's traces, keyed by the bound's name in `TrainConfig`.
+Shares = dict[str, Share]
 
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A metric of sampled traces that has a bound, such as the share of closed answers.
+    """A share of the sampled traces that has a bound, such as the share of closed answers.
 
     Attributes:
       key: name of the bound in `TrainConfig`.
-      metric: name of the metric.
+      name: name of the share in messages.
       sign: 1 if larger values are worse, -1 if smaller values are worse.
     """
 
     key: str
-    metric: str
+    name: str
     sign: int
 
-    def breaks(self, share: float, bound: float) -> bool:
-        """True if `share` is worse than `bound`."""
-        return self.sign * (share - bound) > 0
+    def is_beyond(self, share: Share, bound: float) -> bool:
+        """True if a share is worse than its bound."""
+        return self.sign * (share.value - bound) > 0
+
+    def is_worse(self, share: Share, before: Share) -> bool:
+        """True if a share is worse than before the update by more than the sampling noise.
+
+        Shares of traces with different budgets are not compared.
+        """
+        if share.budget != before.budget:
+            return False
+        worse_by = self.sign * (share.value - before.value)
+        return worse_by > STANDARD_ERRORS * standard_error(share, before)
 
 
 WATCHED = (
     Watched("undo_closed_answers", "rollout/closed_answers", -1),
-    Watched("undo_filled_budgets", "rollout/forced_share", 1),
+    Watched("undo_filled_budgets", "the share of traces that fill the largest budget", 1),
 )
+
+
+def standard_error(first: Share, second: Share) -> float:
+    """Returns the standard error of the difference of two shares.
+
+    It is computed for two samples of traces of the same policy, so both have the same mean.
+    """
+    traces = first.traces + second.traces
+    mean = (first.value * first.traces + second.value * second.traces) / traces
+    return math.sqrt(mean * (1 - mean) * (1 / first.traces + 1 / second.traces))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +164,12 @@ class HostArray:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The train state at the start of a step, and the watched metrics of the step's traces.
+    """The train state at the start of a step, and the watched shares of the step's traces.
 
     Attributes:
       train: `TrainState` in which each array is replaced by a `HostArray`.
       updates: number of updates that `train` has received.
-      shares: watched metrics of the step's traces, each a share in [0, 1], by metric name.
+      shares: watched shares of the step's traces.
     """
 
     train: Any
@@ -146,7 +189,11 @@ class GuardedRunState(RunState):
 
 
 class UpdateGuard:
-    """Stores the state before the last update, and compares the traces before and after it."""
+    """Stores the state before the last update, and compares the traces before and after it.
+
+    The guard stops after `MOST_IN_A_ROW` consecutive undone updates. It then undoes no further
+    update of the run.
+    """
 
     def __init__(self, bounds: dict[str, float]) -> None:
         """Creates a guard without a snapshot, so nothing can be undone before `keep` is called.
@@ -156,45 +203,63 @@ class UpdateGuard:
         """
         self._bounds = bounds
         self._before: Snapshot | None = None
+        self._undone_in_a_row = 0
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if no further update is undone, because too many in a row were undone."""
+        return self._undone_in_a_row >= MOST_IN_A_ROW
 
     def breach(self, shares: Shares) -> str | None:
         """Describes the first bound that is violated, or returns None if all bounds hold.
 
-        A share that violates its bound is ignored if the share was at least as bad before the
-        update, because the update is not the cause.
+        A share violates its bound if it is worse than the bound, and worse than before the update
+        by more than the sampling noise. Otherwise the update is not the cause.
 
         Args:
-          shares: watched metrics of the traces that were sampled after the update.
+          shares: watched shares of the traces that were sampled after the update.
         """
+        if self._before is None:
+            return None
         for watched in WATCHED:
-            bound = self._bounds.get(watched.key)
-            if bound is None or not watched.breaks(shares[watched.metric], bound):
+            if watched.key not in self._bounds:
                 continue
-            share = shares[watched.metric]
-            before = None if self._before is None else self._before.shares[watched.metric]
-            if before is None or watched.breaks(share, before):
-                change = "" if before is None else f" ({before:.3f} before the update)"
+            bound = self._bounds[watched.key]
+            share = shares[watched.key]
+            before = self._before.shares[watched.key]
+            if watched.is_beyond(share, bound) and watched.is_worse(share, before):
                 return (
-                    f"{watched.metric} is {share:.3f}{change}, beyond the bound "
-                    f"train.{watched.key}={bound:g}"
+                    f"{watched.name} is {share.value:.3f} ({before.value:.3f} before the update), "
+                    f"beyond the bound train.{watched.key}={bound:g}"
                 )
         return None
 
     def can_undo(self, train: TrainState) -> bool:
-        """True if the policy has been updated since the snapshot."""
-        return self._before is not None and int(train.updates) > self._before.updates
+        """True if the policy was updated since the snapshot, and the guard has not stopped."""
+        if self._before is None or self.has_stopped:
+            return False
+        return int(train.updates) > self._before.updates
 
-    def restored(self) -> TrainState:
-        """Returns the train state before the last update, on its devices."""
+    def undo(self) -> TrainState:
+        """Returns the train state before the last update, on its devices.
+
+        The update counts as undone.
+        """
         assert self._before is not None
+        self._undone_in_a_row += 1
         return jax.tree.map(
             lambda copy: copy.on_devices(),
             self._before.train,
             is_leaf=_is_host_array,
         )
 
+    def accept(self) -> None:
+        """Counts the last update as accepted. A guard that has stopped remains stopped."""
+        if not self.has_stopped:
+            self._undone_in_a_row = 0
+
     def keep(self, train: TrainState, shares: Shares) -> None:
-        """Stores the state at the start of a step, and the watched metrics of the step's traces."""
+        """Stores the state at the start of a step, and the watched shares of the step's traces."""
         # Delete the old snapshot first, so that host memory never contains two of them.
         self._before = None
         copies = jax.tree.map(HostArray.of, train)
@@ -212,10 +277,16 @@ class UpdateGuard:
             return state, None
         train = jax.tree.map(HostArray.to_save, before.train, is_leaf=_is_host_array)
         guarded = GuardedRunState(**vars(state), before_update=train)
-        return guarded, {"updates": before.updates, "shares": before.shares}
+        shares = {key: dataclasses.asdict(share) for key, share in before.shares.items()}
+        meta = {
+            "updates": before.updates,
+            "shares": shares,
+            "undone_in_a_row": self._undone_in_a_row,
+        }
+        return guarded, meta
 
     def load(self, before_update: Any, like: TrainState, meta: dict[str, Any]) -> None:
-        """Restores the snapshot of a checkpoint.
+        """Restores the snapshot of a checkpoint, and the number of updates undone in a row.
 
         Args:
           before_update: `GuardedRunState.before_update` of the checkpoint.
@@ -223,7 +294,9 @@ class UpdateGuard:
           meta: metadata that `to_save` returned.
         """
         copies = jax.tree.map(HostArray.of_restored, before_update, like)
-        self._before = Snapshot(copies, meta["updates"], meta["shares"])
+        shares = {key: Share(**share) for key, share in meta["shares"].items()}
+        self._before = Snapshot(copies, meta["updates"], shares)
+        self._undone_in_a_row = meta["undone_in_a_row"]
 
 
 def _is_host_array(node: Any) -> bool:
@@ -269,9 +342,20 @@ def restore_with_snapshot(
 
 
 def shares_of(first: Round) -> Shares:
-    """Returns the watched metrics of the traces of a step's first round."""
-    metrics = rollout_metrics(first)
-    return {watched.metric: float(metrics[watched.metric]) for watched in WATCHED}
+    """Returns the watched shares of the traces of a step's first round.
+
+    The share of filled budgets is computed from the traces with the largest budget of the round,
+    because nearly all traces fill small budgets.
+    """
+    is_finished = np.asarray(first.rollout.branches.finished)
+    fills_budget = np.asarray(first.rollout.trunks.close) == CLOSED_BY_BUDGET
+    budgets = np.asarray(first.plan.budgets).reshape(-1)
+    largest = int(budgets.max())
+    fills_largest = fills_budget[budgets == largest]
+    return {
+        "undo_closed_answers": Share(float(is_finished.mean()), len(is_finished)),
+        "undo_filled_budgets": Share(float(fills_largest.mean()), len(fills_largest), largest),
+    }
 
 
 def make_guard(config: TrainConfig) -> UpdateGuard | None:

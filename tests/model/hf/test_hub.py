@@ -50,7 +50,8 @@ def test_a_cached_model_is_its_folder(monkeypatch, tmp_path):
     assert found == str(tmp_path / "snapshots" / "abc")
     ((name, options),) = asked
     assert (name, options["revision"], options["local_files_only"]) == (NAME, "v1", False)
-    assert "*.safetensors" in options["allow_patterns"]
+    # The model card contains the license.
+    assert {"*.safetensors", "README.md"} < set(options["allow_patterns"])
 
 
 def test_what_is_not_there_is_refused_with_the_command_that_gets_it(monkeypatch, tmp_path):

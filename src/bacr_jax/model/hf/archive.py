@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,17 +104,20 @@ def _read_index(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-def check_files(folder: str | Path, *, weights: bool = True) -> None:
+def check_files(
+    folder: str | Path, *, weights: bool = True, digests: Mapping[str, str] | None = None
+) -> None:
     """Compares the files of a folder with the digests in its manifest, if it has one.
 
     Args:
       weights: False to skip weight files, which takes long for large models.
+      digests: digests of some files (`check_manifest`), or None to hash all files.
 
     Raises:
       UserError: If a file differs from the manifest.
     """
     try:
-        check_manifest(Path(folder), weights=weights)
+        check_manifest(Path(folder), weights=weights, digests=digests)
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -9,8 +9,11 @@ from bacr_jax.errors import UserError, reason_of
 from bacr_jax.files import check_model_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
-# Files needed to load a policy. Weights in other formats are not downloaded.
-_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "LICENSE*")
+# Matches folders in the local Hub cache.
+_CACHED = re.compile(r"/models--((?:(?!--)[^/])+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
+# Files needed to load a policy, and the files with its license, which model cards contain. Weights
+# in other formats are not downloaded.
+_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "LICENSE*", "README.md")
 _RELEASED = re.compile(r"Qwen2\.5-[\w.-]+")
 # The only file that is needed to determine a model's configuration.
 _SHAPE = ("config.json",)
@@ -19,6 +22,15 @@ _SHAPE = ("config.json",)
 def is_hub_name(path: str) -> bool:
     """True if a text has the form OWNER/NAME or OWNER/NAME@REVISION and is not a local path."""
     return _NAME.fullmatch(path) is not None and not Path(path).exists()
+
+
+def cached_name(folder: Path) -> tuple[str, str] | None:
+    """Returns the OWNER/NAME and the commit of a folder in the Hub cache, else None."""
+    cached = _CACHED.search(str(folder.absolute()))
+    if cached is None:
+        return None
+    owner, name, commit = cached.groups()
+    return f"{owner}/{name}", commit
 
 
 def local_folder(path: str, *, download: bool, where: str, weights: bool = True) -> str:

@@ -20,6 +20,7 @@ from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names
 from bacr_jax.model.hf.archive import BUDGET_FILE, Archive, read_tensor, stored
 from bacr_jax.model.hf.hf_config import BudgetModule
+from bacr_jax.model.hf.hub import cached_name
 from bacr_jax.model.hf.names import PLACES, Entry
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
@@ -30,8 +31,6 @@ MODULE_FILE = "budget_module.json"
 # Subfolder with the base weights. It is only written if they are not the weights of a released
 # model.
 BASE_FOLDER = "base"
-# Matches folders in the cache of the Hugging Face Hub.
-_CACHED = re.compile(r"/models--((?:(?!--)[^/])+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 # Keys that select variants of LoRA, with the values for plain LoRA. The first value is the default.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -87,12 +86,11 @@ def _base_names(base: Path | None) -> dict[str, str | None]:
     """
     if base is None:
         return {"base_model_name_or_path": None}
-    path = str(base.absolute())
-    cached = _CACHED.search(path)
+    cached = cached_name(base)
     if cached is not None:
-        owner, name, revision = cached.groups()
-        return {"base_model_name_or_path": f"{owner}/{name}", "revision": revision}
-    return {"base_model_name_or_path": path}
+        name, revision = cached
+        return {"base_model_name_or_path": name, "revision": revision}
+    return {"base_model_name_or_path": str(base.absolute())}
 
 
 def _adapter_config(settings: AdapterConfig, base: Path | None) -> dict[str, Any]:
