@@ -449,6 +449,25 @@ def test_the_replay_counts_the_alarms_of_runs_with_all_metrics():
     assert replay_alarms.counts_of(reports)["failed"] == 19
 
 
+@pytest.mark.parametrize(("task", "column"), [("redundant", 6), ("trade-off", 15)])
+def test_the_page_of_stability_has_the_means_on_the_ledger(task, column):
+    tables = ROOT / "docs" / "results" / "stable-ledger-cpu" / "tables"
+    means = []
+    for arm in ("BACR (robust)", "KL of an update at most .005"):
+        row = line_of(tables / "accuracy.md", f"| {arm} |")
+        means.append(re.search(r"[\d.]+ ± [\d.]+", row.split(" | ")[column])[0])
+    start = f"| KL of an update at most .005 | ledger, {task}, mean over budgets |"
+    row = line_of(tables / "differences_bacr-robust.md", start)
+    difference = row.split(" | ")[3].replace("−", "-")
+    page = (ROOT / "docs" / "studies" / "stability.md").read_text()
+    assert f"| {task} | {means[0]} | {means[1]} | {difference} |" in page
+
+
+def line_of(path, start):
+    """Returns the first line of a file that begins with a text."""
+    return next(line for line in path.read_text().splitlines() if line.startswith(start))
+
+
 @pytest.mark.parametrize(
     ("arm", "label"),
     [("bacr-robust", "0: `bacr-robust`"), ("self-distill-tenth", ".1"), ("self-distill", "1")],

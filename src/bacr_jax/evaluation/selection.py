@@ -28,7 +28,8 @@ class WorstBudget(NamedTuple):
     @property
     def loss(self) -> float:
         """Returns the accuracy before training minus the accuracy after. Negative for a gain."""
-        return self.before - self.after
+        # Rounded, because equal losses at different accuracies differ by float rounding errors.
+        return round(self.before - self.after, 9)
 
 
 class Candidate(NamedTuple):
@@ -80,8 +81,10 @@ def make_candidate(
     return Candidate(record["step"], accuracy, lower_bound, worst, declined)
 
 
-def choose(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Returns the best checkpoint, or None if the list is empty.
+def choose(
+    candidates: Sequence[Candidate], among: Sequence[Candidate] | None = None
+) -> Candidate | None:
+    """Returns the best checkpoint, or None if there is none to select.
 
     A decline is a result at some budget that is significantly worse than before training. A
     checkpoint without a decline is preferred to a checkpoint with a decline.
@@ -99,19 +102,30 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
 
     Args:
       candidates: evaluated checkpoints in the order of their steps.
+      among: the candidates that can be selected, in the same order. The other candidates only count
+        for the highest mean accuracy. If no selectable checkpoint is within the interval of this
+        accuracy, the others are ignored. None: all candidates can be selected.
     """
-    measured = [candidate for candidate in candidates if candidate.accuracy is not None]
+    if among is None:
+        among = candidates
+    measured = [candidate for candidate in among if candidate.accuracy is not None]
     if not measured:
-        return candidates[-1] if candidates else None
-    without_decline = [candidate for candidate in measured if not candidate.declines]
+        return among[-1] if among else None
+    without_decline = _without_decline(measured)
     if not without_decline:
         return max(measured, key=_rank_after_decline)
-    highest = max(without_decline, key=_accuracy)
-    bound = highest.lower_bound
+    bound = max(_without_decline(candidates), key=_accuracy).lower_bound
     assert bound is not None
     within = [candidate for candidate in without_decline if _accuracy(candidate) >= bound]
+    if not within:
+        return choose(without_decline)
     # `min` returns the first minimum, so the newest checkpoint comes first.
     return min(reversed(within), key=_worst_loss)
+
+
+def _without_decline(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the candidates that have an accuracy and no decline."""
+    return [one for one in candidates if one.accuracy is not None and not one.declines]
 
 
 def _accuracy(candidate: Candidate) -> float:

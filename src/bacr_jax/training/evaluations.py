@@ -3,6 +3,7 @@
 `loop.Trainer` evaluates the policy and adds the record of every evaluation to `Evaluations`.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from bacr_jax.evaluation.decline import Decline, declines
@@ -32,16 +33,38 @@ class Evaluations:
         self.selected = selected
         self.best: Candidate | None = None
         self._candidates: list[Candidate] = []
-        # Steps of the candidates whose checkpoints still exist.
-        self._existing_steps: set[int] = set()
         self._folder = folder
         self._checkpoints = checkpoints
 
-    def add(self, record: dict[str, Any], *, has_checkpoint: bool = True) -> None:
-        """Adds the record of an evaluation, and updates the selection of the best checkpoint.
+    def add(self, record: dict[str, Any]) -> None:
+        """Adds the record of an evaluation, and updates the selection of the best checkpoint."""
+        previous = self.best
+        self._append(record)
+        if self.best is not None and (previous is None or self.best.step != previous.step):
+            self._checkpoints.prefer(self.best.step)
+
+    def restore(self, records: Iterable[dict[str, Any]], existing_steps: Collection[int]) -> None:
+        """Adds the records of a run that is resumed.
+
+        The best checkpoint is the same as before the run was stopped, unless it was deleted.
 
         Args:
-          has_checkpoint: False if the checkpoint that was evaluated no longer exists.
+          records: records of all evaluations, in the order in which they were added.
+          existing_steps: steps of the checkpoints that exist.
+        """
+        for record in records:
+            self._append(record)
+        if self.best is not None and self.best.step not in existing_steps:
+            existing = [one for one in self._candidates if one.step in existing_steps]
+            self.best = choose(self._candidates, existing)
+        if self.best is not None:
+            self._checkpoints.prefer(self.best.step)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        """Adds a record, and chooses between the previous best checkpoint and the new one.
+
+        An older checkpoint cannot become the best, because only the best checkpoint and the newest
+        ones are kept (`checkpoint.keep`), and others may not have been saved at all.
         """
         self.records.append(record)
         if record["when"] in ENDPOINTS:
@@ -49,19 +72,9 @@ class Evaluations:
         if record["when"] == "before":
             return
         before = self.endpoints.get("before", {})
-        self._candidates.append(make_candidate(record, before, self.selected))
-        if has_checkpoint:
-            self._existing_steps.add(record["step"])
-        # Compare all evaluations, also those whose checkpoints were deleted (checkpoint.keep).
-        # Otherwise a resumed run could choose another checkpoint.
-        best = choose(self._candidates)
-        if best is None or best.step not in self._existing_steps:
-            best = choose([one for one in self._candidates if one.step in self._existing_steps])
-        if best is None:
-            return
-        if self.best is None or best.step != self.best.step:
-            self._checkpoints.prefer(best.step)
-        self.best = best
+        new = make_candidate(record, before, self.selected)
+        self._candidates.append(new)
+        self.best = choose(self._candidates, [new] if self.best is None else [self.best, new])
 
     def has(self, when: str, step: int) -> bool:
         """True if the evaluation `when` ("before", "during" or "after") is already recorded.

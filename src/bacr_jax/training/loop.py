@@ -195,9 +195,8 @@ class Trainer:
             records = read_lines(self.folder.evaluations)
             earlier = map(from_json, read_lines(self.folder.metrics))
             self.health.resume(meta.get("health"), earlier)
-        existing_steps = self.checkpoints.steps
-        for record in json.loads(processes.text_from_first(json.dumps(records))):
-            self.evaluations.add(record, has_checkpoint=record["step"] in existing_steps)
+        records = json.loads(processes.text_from_first(json.dumps(records)))
+        self.evaluations.restore(records, self.checkpoints.steps)
         if self.writes:
             self.evaluations.write_best()
         if self.writes and "after" in self.evaluations.endpoints:
