@@ -156,7 +156,7 @@ def joined(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
             if run.evaluations:
                 failed = failures_by_key.get(run.key, run.failed)
                 joined_runs[folder].append(run._replace(failed=failed))
-            elif run.key not in whole_keys:
+            elif run.key is None or run.key not in whole_keys:
                 joined_runs[folder].append(run)
     return joined_runs
 

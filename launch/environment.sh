@@ -86,10 +86,16 @@ some_gpus() {
 # Requeues this Slurm job if the exit code $1 of training is 75, or 128 or more. Training exits with 75
 # if it can be resumed from a checkpoint: near the time limit, or after losing a host or all servers. A
 # code of 128 or more means that a signal killed a process, for example because the memory of its host
-# ran out. srun returns the highest code of all processes. A job that is being cancelled is not
-# requeued. If a job was restarted several times without a new checkpoint, training exits with another
-# code (bacr_jax.runs.restarts).
+# ran out. If a process was killed, srun returns 128 plus the highest signal (253 if its memory ran
+# out), and otherwise the highest code of all processes. A job that is being cancelled is not requeued.
+# If a job was restarted several times without a new checkpoint, training creates $BACR_GIVE_UP_FILE and
+# exits with code 76 (bacr_jax.runs.restarts), and the job is not requeued. The code is not sufficient
+# if another process is killed.
 requeue_if_due() {
+  if [ -e "${BACR_GIVE_UP_FILE:-}" ]; then
+    rm -f "$BACR_GIVE_UP_FILE"
+    return 0
+  fi
   [ "$1" = 75 ] || [ "$1" -ge 128 ] || return 0
   local state
   state="$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null || true)"

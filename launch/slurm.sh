@@ -65,6 +65,10 @@ if [ -n "$image" ]; then
   container=(--container-image="$image" --container-mounts="$PWD:$PWD${mounts:+,$mounts}")
   container+=(--container-workdir="$PWD")
 fi
+if [ "$dry_run" = 0 ]; then
+  # Training creates this file to give up the job (see requeue_if_due).
+  export BACR_GIVE_UP_FILE="$PWD/slurm-$SLURM_JOB_ID.given-up"
+fi
 # If one process is lost, the other processes exit with code 75. srun must not kill them when the
 # first one exits, because a process that is killed requeues the job, even after bad input (code 2).
 code=0

@@ -25,10 +25,11 @@ from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.prompts import task_data
 from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.runs.chosen_step import choose_step
-from bacr_jax.runs.folder import RunFolder, steps_in, write_config
-from bacr_jax.runs.restarts import MOST_RESTARTS
+from bacr_jax.runs.folder import RunFolder, lock_if_free, steps_in, write_config
+from bacr_jax.runs.restarts import GIVEN_UP, MOST_RESTARTS
 from bacr_jax.runs.saved_policy import read_config
 from bacr_jax.training import events
+from bacr_jax.training.failures import TrainingFailed
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
 
@@ -436,7 +437,7 @@ def test_a_job_that_is_killed_while_it_loads_its_inputs_is_given_up(tmp_path, mo
         with pytest.raises(Killed):
             bacr_jax.train.main(command)
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(MOST_RESTARTS + 1))
-    assert bacr_jax.train.main(command) == 1
+    assert bacr_jax.train.main(command) == GIVEN_UP
     line = capsys.readouterr().err
     assert f"training: stopped, because Slurm restarted job 17 {MOST_RESTARTS + 1} times" in line
 
@@ -468,23 +469,53 @@ def test_a_job_whose_processes_never_connect_is_given_up(tmp_path, monkeypatch, 
     assert attempts == [str(count) for count in range(MOST_RESTARTS + 1) for _ in range(2)]
     capsys.readouterr()
     for index in range(2):
-        assert start(MOST_RESTARTS + 1, index) == 1
+        assert start(MOST_RESTARTS + 1, index) == GIVEN_UP
         (line,) = capsys.readouterr().err.splitlines()
         assert f"stopped, because Slurm restarted job 17 {MOST_RESTARTS + 1} times" in line
 
 
-def test_a_new_run_of_a_restarted_job_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("check", ["platform", "folder", "trainer"])
+def test_a_new_run_of_a_restarted_job_that_is_refused_leaves_no_folder(
+    tmp_path, monkeypatch, check
+):
     from bacr_jax.training import loop
 
-    def refuse(*_):
+    def refuse(*_, **options):
         raise UserError("bad data")
 
-    monkeypatch.setattr(loop, "Trainer", refuse)
+    module, name = {
+        "platform": (processes, "check_platform"),
+        "folder": (bacr_jax.train, "open_run"),
+        "trainer": (loop, "Trainer"),
+    }[check]
+    monkeypatch.setattr(module, name, refuse)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    run = tmp_path / "run"
+    run = tmp_path / "a" / "run"
     assert bacr_jax.train.main(["--config", "quickstart", f"output.dir={run}"]) == 2
     assert not run.exists()
+
+
+def test_a_job_that_is_refused_leaves_the_count_of_the_job_that_holds_the_folder(
+    tmp_path, monkeypatch
+):
+    def start(job, count):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(count))
+        return bacr_jax.train.joint_run(config, "auto", ())
+
+    config = config_io.load(["quickstart"], [f"output.dir={tmp_path / 'run'}"])
+    for count in range(1, MOST_RESTARTS + 1):
+        with start("17", count) as folder:
+            content = folder.restarts.read_bytes()
+            with pytest.raises(UserError, match="is in use by process"):
+                start("18", 1)
+            assert folder.restarts.read_bytes() == content
+    with pytest.raises(TrainingFailed) as given_up:
+        start("17", MOST_RESTARTS + 1)
+    # The folder is free again, although the traceback still refers to the opened folder.
+    lock_if_free(folder.lock).close()
+    assert f"restarted job 17 {MOST_RESTARTS + 1} times" in str(given_up.value)
 
 
 def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, capsys):

@@ -208,13 +208,15 @@ def _bare_box(text: str) -> Box | None:
 def unclosed_start(text: str) -> int | None:
     r"""Returns the position where the last tag or box opens if it is not closed, else None.
 
-    If neither the last `<answer>` nor the last `\boxed{` is closed, the first of them counts.
+    If neither the last `<answer>` nor the last `\boxed{` is closed, the first of them counts. Tags
+    and boxes before the last `</think>` are ignored, because the answer begins after it.
     """
     starts = []
-    tag = text.rfind("<answer>")
-    if tag > text.rfind("</answer>"):
+    begin = max(text.rfind("</think>"), 0)
+    tag = text.rfind("<answer>", begin)
+    if tag > text.rfind("</answer>", begin):
         starts.append(tag)
-    box = max(text.rfind(opener) for opener in _OPENERS)
+    box = max(text.rfind(opener, begin) for opener in _OPENERS)
     opening = _OPENED.match(text, box) if box >= 0 else None
     if opening is not None and closing_brace(text, opening.end() - 1) is None:
         starts.append(box)

@@ -42,7 +42,7 @@ from bacr_jax.runs.folder import (
     open_run,
     run_path,
 )
-from bacr_jax.runs.restarts import give_up_reason
+from bacr_jax.runs.restarts import GIVEN_UP, give_up_reason
 from bacr_jax.training.checks import check, check_inputs, completed
 from bacr_jax.training.failures import TrainingFailed, VerifierFailed
 
@@ -56,7 +56,7 @@ EPILOG = (
     "Every key can be overridden: bacr train --config F seed=1 budget.max=64. `bacr keys` lists "
     "all keys, `bacr keys budget` those of a section. The same command resumes a run that was "
     "stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a signal after saving what can "
-    "be resumed, 1 any other error."
+    f"be resumed, {GIVEN_UP} given up after too many restarts by Slurm, 1 any other error."
 )
 
 
@@ -148,7 +148,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
     """Initializes the distributed processes of the run and opens the run folder.
 
-    The other processes continue after process 0 has opened the folder.
+    The other processes continue after process 0 has opened the folder. Several processes count a
+    restart of their Slurm job before they connect, because some of them may be missing. A single
+    process counts it after it has locked the folder, so that a refused run changes no file.
 
     Args:
       config: config of the run.
@@ -167,6 +169,7 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
 
     path = run_path(config.output)
     values = config_io.flatten(config)
+    has_several = processes.settings(os.environ) is not None
     try:
         # Check the folder before the devices are initialized, so that an error is reported
         # quickly.
@@ -174,14 +177,21 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     except UserError:
         # With several processes, process 0 reports the error after they have connected, because
         # the other processes would wait for it.
-        if processes.settings(os.environ) is None:
+        if not has_several:
             raise
     else:
-        _check_restarts(RunPaths(path), config.warmup.dir)
-    if not processes.join():
-        processes.check_platform()
-        return open_run(path, config, resume=resume, allowed=allowed)
+        if has_several:
+            _check_restarts(RunPaths(path), config.warmup.dir)
+    processes.join()
     processes.check_platform()
+    if not has_several:
+        with contextlib.ExitStack() as close_on_error:
+            folder = close_on_error.enter_context(
+                open_run(path, config, resume=resume, allowed=allowed)
+            )
+            _check_restarts(folder, config.warmup.dir)
+            close_on_error.pop_all()
+        return folder
     options = {"--resume": resume, "--allow-change": sorted(allowed)}
     refuse_if_processes_differ(start_facts(values, options))
     if not processes.is_first():
@@ -414,7 +424,8 @@ def _command(argv: Sequence[str] | None) -> int:
     try:
         opened = joint_run(config, resume, allowed)
     except TrainingFailed as error:
-        return failure(str(error))
+        failure(str(error))
+        return GIVEN_UP
     with opened as folder:
         return _train(config, folder)
 

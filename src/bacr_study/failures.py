@@ -136,8 +136,8 @@ def shares_warmup(study: Study, task: Task) -> bool:
 def policy_before(run: Cell, untrained: Sequence[Cell], *, shared_warmup: bool) -> Cell | None:
     """Returns the results of the policy that a run started from, or None if they do not exist.
 
-    Policies that were evaluated on another machine are not considered, because the same warm-up
-    gives another policy on another kind of processor.
+    Results from the same machine are preferred, because the same warm-up gives another policy on
+    another kind of processor.
 
     Args:
       run: the cell of the trained run.
@@ -146,17 +146,19 @@ def policy_before(run: Cell, untrained: Sequence[Cell], *, shared_warmup: bool) 
         counterpart of the same seed then started from the policy of another cell on the same
         problems.
     """
-    machine = run.provenance.get("machine")
-    candidates = [cell for cell in untrained if cell.provenance.get("machine") == machine]
-    for cell in candidates:
-        if cell.seed == run.seed:
-            return cell
-    if not shared_warmup:
+    counterparts = [cell for cell in untrained if cell.seed == run.seed]
+    if shared_warmup:
+        digest = run.problems_digest
+        counterparts += [cell for cell in untrained if cell.problems_digest == digest]
+    if not counterparts:
         return None
-    for cell in candidates:
-        if cell.problems_digest == run.problems_digest:
-            return cell
-    return None
+    # `max` returns the first maximum, so a counterpart of the same seed comes first.
+    return max(counterparts, key=lambda cell: _on_same_machine(run, cell))
+
+
+def _on_same_machine(first: Cell, second: Cell) -> bool:
+    """True if the results of two cells are from the same kind of machine."""
+    return first.provenance.get("machine") == second.provenance.get("machine")
 
 
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
@@ -165,12 +167,13 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     A trained run is compared with the run of the arm `Study.before` with the same seed, which
     contains the results of the policy before training. If the task sets `warmup.seed`, all seeds
     start from the same policy, so a run without a counterpart of the same seed is compared with the
-    first run of `Study.before` on the same problems. Both runs must be from the same machine. Runs
+    first run of `Study.before` on the same problems. A run from the same machine is preferred. Runs
     without a comparison, or without greedy answers to the main set, are not counted.
 
     Returns:
       A record for each variant with at least one such run:
         runs, failed: the number of runs, and how many of them failed.
+        other_machine: the number of runs that are compared with a policy on another machine.
         shown: the number of runs with a shown loss.
         low, high: the Clopper-Pearson interval of the failure probability.
         failures: records with `seed`, `budget`, `measure`, `before` and `after`.
@@ -186,6 +189,7 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     shared_warmup = shares_warmup(grid.study, task)
     for variant in grid.variants(task.id):
         changes_by_seed: dict[int, list[Change]] = {}
+        other_machine = 0
         for cell in grid.of(task.id, variant):
             before = policy_before(cell, untrained, shared_warmup=shared_warmup)
             if cell.steps == 0 or before is None:
@@ -193,16 +197,18 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
             changes = list(changes_of(cell, before, task.main))
             if changes:
                 changes_by_seed[cell.seed] = changes
+                other_machine += not _on_same_machine(cell, before)
         if changes_by_seed:
-            rates[variant.key] = _rate(changes_by_seed)
+            rates[variant.key] = _rate(changes_by_seed, other_machine)
     return rates
 
 
-def _rate(changes_by_seed: Mapping[int, Sequence[Change]]) -> dict[str, Any]:
+def _rate(changes_by_seed: Mapping[int, Sequence[Change]], other_machine: int) -> dict[str, Any]:
     """Returns an arm's record of `failure_rates`.
 
     Args:
       changes_by_seed: for each run of the arm, its changes. None of them is empty.
+      other_machine: number of runs that are compared with a policy on another machine.
     """
     failures = [
         _record(seed, change)
@@ -218,6 +224,7 @@ def _rate(changes_by_seed: Mapping[int, Sequence[Change]]) -> dict[str, Any]:
     return {
         "runs": len(changes_by_seed),
         "failed": failed,
+        "other_machine": other_machine,
         "shown": sum(any(change.shown for change in of) for of in changes_by_seed.values()),
         "low": low,
         "high": high,

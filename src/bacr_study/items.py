@@ -276,6 +276,24 @@ def _number_of_runs(count: int, rate: Mapping[str, Any]) -> Item:
     return Shown(f"{count} of {rate['runs']}", (count,))
 
 
+def other_machine_sentence(rates: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a sentence with the number of runs that were compared across machines, with a space.
+
+    The sentence is empty if there are no such runs.
+
+    Args:
+      rates: records of arms that `failures.failure_rates` returned.
+    """
+    count = sum(rate["other_machine"] for rate in rates)
+    if not count:
+        return ""
+    runs = sum(rate["runs"] for rate in rates)
+    return (
+        f" Machines: {count} of {runs} runs are compared with a policy before training that was "
+        "evaluated on another machine, where the same warm-up can give another policy."
+    )
+
+
 def loss_text(change: Mapping[str, Any]) -> str:
     """Formats a change in percent at a budget: `55.8 to 0.0 at 48, seed 2`.
 

@@ -206,10 +206,10 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
     """Yields the table of failed runs per method, if the study counts failed runs."""
     names = items.row_names(study)
     rows: list[list[Item]] = []
-    measures: set[str] = set()
+    rates: list[Mapping[str, Any]] = []
     for task in study.tasks:
         for variant, rate in results["failures"][task.id].items():
-            measures.update(rate["measures"])
+            rates.append(rate)
             row = [
                 names[variant],
                 task.label,
@@ -221,6 +221,7 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
             rows.append(row)
     if not rows:
         return
+    measures = {measure for rate in rates for measure in rate["measures"]}
     yield Table(
         "Failed runs",
         ["method", "task", "failed", "share that fails", "shown", "largest loss"],
@@ -233,7 +234,7 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
         "Shown: runs with a loss beyond sampling error, by a one-sided exact sign test over the "
         "same problems (p < .025 / number of budgets at some budget), or with such a share of "
         "answers. Largest loss: the budget and run that lost most, in accuracy or in this share; "
-        "in % before and after.",
+        f"in % before and after.{items.other_machine_sentence(rates)}",
         name="failures",
     )
 

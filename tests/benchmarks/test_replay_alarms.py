@@ -172,6 +172,20 @@ def test_a_packed_run_has_the_failures_of_its_cell_and_counts_once(
     assert (counts["runs"], counts["failed"]) == ((1, 1) if is_same else (2, 1))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_run_folders_are_not_taken_for_the_same_run(monkeypatch, capsys, tmp_path, order):
+    """They have no id and number of tokens, with which a whole run and its cell are joined."""
+    folders = [
+        run_folder(tmp_path / "one", [STEP], evaluation("before", 0.5), evaluation("after", 0.1)),
+        run_folder(tmp_path / "unevaluated", [STEP]),
+        run_folder(tmp_path / "two", [STEP], evaluation("before", 0.5), evaluation("after", 0.5)),
+    ][::order]
+    runs, counts = reports(monkeypatch, capsys, *folders)
+    assert [run["run"] for run in runs] == [folder.name for folder in folders]
+    assert [run["failed"] is None for run in runs] == [False, True, False]
+    assert (counts["runs"], counts["failed"], counts["fine"]) == (3, 1, 1)
+
+
 def test_the_table_of_alarms_has_their_steps_by_the_end_of_the_runs(monkeypatch, capsys, tmp_path):
     fewer = STEP | {"rollout/closed_answers": 0.8}
     before = evaluation("before", 0.5)

@@ -1,5 +1,7 @@
 """The best checkpoint is not one that ruined a budget, whatever its mean is."""
 
+import itertools
+
 import pytest
 
 from bacr_jax.evaluation.decline import ACCURACY, CLOSED, Decline
@@ -142,6 +144,34 @@ def test_ties_go_to_the_newer_checkpoint_unless_all_have_declined():
     assert choose([first, second]) == second
     ruined = [candidate(step, {"16": 0.1, "48": 0.1}) for step in (10, 20)]
     assert choose(ruined) == ruined[0]
+
+
+@pytest.mark.parametrize("half_width", [0.3, 0.0])
+def test_equal_losses_at_different_accuracies_are_a_tie(half_width):
+    """.30 - .28 and .50 - .48 differ by float rounding; so do means of the same accuracies."""
+    for first, second in itertools.permutations([(0.30, 0.28), (0.50, 0.48), (0.10, 0.08)], 2):
+        made = []
+        for step, (before, after) in ((10, first), (20, second)):
+            start = {"16": before, "48": 0.4}
+            one = candidate(step, {"16": after, "48": 0.4}, before=start, half_width=half_width)
+            made.append(one._replace(accuracy=0.4, lower_bound=0.4 - half_width))
+        assert not any(one.declines for one in made)
+        assert choose(made).step == 20
+        ruined = [one._replace(declines=(Decline("greedy", "16", ACCURACY, 1, 0, 1, True),))
+                  for one in made]  # fmt: skip
+        assert choose(ruined).step == 10
+
+
+def test_the_other_candidates_only_count_for_the_highest_mean():
+    # Means .70 [.65, .75], .66 and .62; nothing was lost.
+    high, middle, low = (
+        candidate(step, {"16": mean, "48": mean}, half_width=0.05)
+        for step, mean in ((10, 0.70), (20, 0.66), (30, 0.62))
+    )
+    assert choose([high, middle, low], [middle, low]) == middle
+    # Without a checkpoint in the interval of .70, the highest mean is .62.
+    assert choose([high, middle, low], [low]) == low
+    assert choose([high, middle, low], []) is None
 
 
 def test_without_an_evaluation_before_training_the_mean_decides():

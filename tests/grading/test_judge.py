@@ -101,6 +101,25 @@ def test_an_answer_at_the_end_of_a_text_counts_if_no_tag_is_open(text, mode):
     assert judge(text, "12", mode=mode).correct
 
 
+@pytest.mark.parametrize("opened", ["The answer goes in <answer> tags. ", "Recall \\boxed{. "])
+@pytest.mark.parametrize("end", ["</think>", "</think> Or not? </think>"])
+@pytest.mark.parametrize(
+    ("thinking", "answer"),
+    [
+        ("So 7. ", "\n\\boxed{7}. The final answer is $12$"),
+        ("So 7. ", "<answer>7</answer> The final answer is 12"),
+        ("So \\boxed{7}. ", "The final answer is 12"),
+    ],
+)
+def test_a_tag_or_box_that_the_thinking_opens_hides_no_later_answer(opened, end, thinking, answer):
+    """The thinking has ended, so what it opened is a mention and no truncated answer."""
+    for text in (thinking + opened, opened + thinking):
+        response = f"<think>{text}{end}{answer}"
+        assert judge(response, "12", mode="lenient").correct
+        truncated = f"{response}\n<answer>The final answer is 1"
+        assert not judge(truncated, "1", mode="lenient").correct
+
+
 _LATEX = st.text(
     alphabet=st.sampled_from(list("0123456789xy+-*/^_{}()[]\\,;:.!%$&=<> \n\x00\ud800é²")),
     max_size=60,

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from jaxlib import xla_client
 
+from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.runs.restarts import GIVEN_UP
 from bacr_plan.devices import DEVICES, MEMORY_FRACTION
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -17,11 +19,12 @@ SCRIPTS = ("one_box.sh", "slurm.sh", "hosts.sh")
 HOSTS = ("--coordinator", "node0:12355", "--processes", "4", "--process-id", "3")
 
 
-def run(script, *arguments, **variables):
+def run(script, *arguments, cwd=None, **variables):
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return subprocess.run(
         ["bash", LAUNCH / script, *arguments],
         env=kept | variables,
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
@@ -105,10 +108,10 @@ def test_slurm_in_a_container_mounts_the_project_and_what_is_asked_for():
     assert done.returncode == 2 and "no image; pass --container-image" in done.stderr
 
 
-def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
+def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked', training=":"):
     """A job of Slurm whose training ends with a code; what was asked of scontrol, or None."""
     stand_ins = {
-        "srun": f"exit {code}",
+        "srun": f"{training}\nexit {code}",
         "squeue": f"echo {state}",
         "scontrol": scontrol.format(tmp_path),
     }
@@ -118,7 +121,7 @@ def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
     job = {"SLURM_JOB_ID": "17", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # Ten hours before its end.
     job["SLURM_JOB_END_TIME"] = str(int(time.time()) + 36000)
-    done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
+    done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", cwd=tmp_path, **job)
     assert done.returncode == code, done.stderr
     asked = tmp_path / "asked"
     return done.stderr, asked.read_text() if asked.exists() else None
@@ -135,6 +138,7 @@ def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
         (0, "RUNNING", False),
         (1, "RUNNING", False),
         (2, "RUNNING", False),
+        (GIVEN_UP, "RUNNING", False),
         # A signal killed a process: 134 SIGABRT, 137 SIGKILL, 139 SIGSEGV, 143 SIGTERM.
         (134, "RUNNING", True),
         (137, "RUNNING", True),
@@ -147,6 +151,29 @@ def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
 def test_a_job_that_can_go_on_goes_back_into_the_queue_at_any_hour(tmp_path, code, state, requeued):
     _, asked = slurm_job(tmp_path, code, state)
     assert asked == ("requeue 17\n" if requeued else None)
+
+
+@pytest.mark.parametrize("code", [EXIT_CODE, GIVEN_UP, 137, 139, 253])
+def test_a_job_that_is_given_up_stays_out_of_the_queue_whatever_srun_returns(tmp_path, code):
+    """srun returns the signal of a killed process, even if all others exit with higher codes."""
+    program = """
+import os
+from pathlib import Path
+from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.restarts import MOST_RESTARTS, give_up_reason
+for count in range(1, MOST_RESTARTS + LATER):
+    environment = os.environ | {"SLURM_RESTART_COUNT": str(count)}
+    give_up_reason(RunPaths(Path("run")), Path("warmup"), environment)
+"""
+    (tmp_path / "training.py").write_text(program.replace("LATER", "1"))
+    training = f"{sys.executable} training.py"
+    _, asked = slurm_job(tmp_path, code, training=training)
+    assert asked == (None if code == GIVEN_UP else "requeue 17\n")
+    (tmp_path / "asked").unlink(missing_ok=True)
+    (tmp_path / "training.py").write_text(program.replace("LATER", "2"))
+    _, asked = slurm_job(tmp_path, code, training=training)
+    assert asked is None
+    assert list(tmp_path.glob("*.given-up")) == []
 
 
 def test_a_job_that_slurm_does_not_take_back_is_not_left_out_silently(tmp_path):

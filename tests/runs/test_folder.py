@@ -22,7 +22,9 @@ from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import (
     RunFolder,
     RunPaths,
+    check_run_folder,
     free_folder,
+    is_begun,
     lock_if_free,
     lock_when_free,
     open_run,
@@ -491,6 +493,26 @@ def test_the_page_names_every_key_that_may_always_change():
     in_words = ("output.dir", "mesh.", "checkpoint.")
     keys = [key for key in run_folder._MAY_DIFFER if not key.startswith(in_words)]
     assert [key for key in keys if f"`{key}`" not in named] == []
+
+
+@pytest.mark.parametrize("names", [(), ("restarts.json",), ("restarts.json", ".lock")])
+def test_processes_that_check_a_new_folder_at_the_same_time_do_not_disturb_each_other(
+    tmp_path, monkeypatch, names
+):
+    """Each creates a temporary folder in it, which another process may see."""
+    for name in names:
+        (tmp_path / name).touch()
+    answers = []
+    remove = Path.rmdir
+
+    def other_process_looks(path):
+        assert path.parent == tmp_path
+        answers.append(is_begun(tmp_path, "output.dir=x", "config.yaml", "run"))
+        remove(path)
+
+    monkeypatch.setattr(Path, "rmdir", other_process_looks)
+    check_run_folder(tmp_path, config_io.flatten(Config()))
+    assert answers == [False]
 
 
 def test_a_lock_is_had_when_it_is_free_and_not_before(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from bacr_jax.runs.health import (
@@ -162,11 +163,48 @@ def accuracies(*values):
 
 
 def test_a_low_reward_that_is_lost_is_told_after_four_steps():
-    assert messages(*accuracies(0.1, 0.08, 0, 0, 0, 0.1, 0, 0, 0)) == []
-    (message,) = messages(*accuracies(0.1, 0.08, 0, 0, 0, 0))
+    low = [0.1, 0.08, 0.1, 0.05, 0.02]
+    (message,) = messages(*accuracies(*low, 0, 0, 0, 0))
     assert "no answer was right for 4 steps" in message and "optimizer.learning_rate" in message
-    # A policy that is hardly ever right has such steps by chance.
-    assert messages(*accuracies(0.02, 0, 0.03, 0, 0, 0, 0, 0, 0.02)) == []
+    assert messages(*accuracies(*low[1:], 0, 0, 0, 0)) == []
+    # A policy that had a step without a right answer before has such steps by chance.
+    assert messages(*accuracies(*low, 0, 0, 0, *low, 0, 0, 0, 0)) == []
+    assert messages(*accuracies(0, *low, *low, 0, 0, 0, 0)) == []
+    # Above an accuracy of .2, the alarm `collapse` is earlier.
+    (message,) = messages(*accuracies(0.3, *low, 0, 0, 0, 0))
+    assert "collapsed" in message
+
+
+@pytest.mark.parametrize("traces", [16, 32, 64])
+def test_a_policy_that_does_not_change_has_lost_no_reward(traces):
+    """At most 0.5 % of such runs have this alarm, whatever the accuracy and the batch are."""
+    rng = np.random.default_rng(traces)
+    alarms = 0
+    for accuracy in (0.02, 0.06, 0.1):
+        for right in rng.binomial(traces, accuracy, (20, 100)):
+            alarms += "lost_reward" in warnings_by_step(reward__cut_1=right / traces)
+    assert alarms <= 1  # of 60 runs
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_resumed_monitor_knows_whether_earlier_steps_had_right_answers(stop):
+    steps = accuracies(0.1, 0.08, 0.1, 0.05, 0.02, 0, 0, 0, 0)
+    first = RunHealth()
+    assert [m for one in steps[:stop] for m in first.warnings(one)] == []
+    resumed = RunHealth()
+    resumed.resume(json.loads(json.dumps(first.to_record())), [])
+    assert len([m for one in steps[stop:] for m in resumed.warnings(one)]) == 1
+
+
+def test_a_history_of_an_earlier_version_is_read():
+    health = RunHealth()
+    list(health.warnings(HEALTHY))
+    record = health.to_record()
+    for name in ("rewarded_steps", "unrewarded_steps"):
+        del record[name]
+    resumed = RunHealth()
+    resumed.resume(record, [])
+    assert [m for one in [HEALTHY] * 20 for m in resumed.warnings(one)] == []
 
 
 def at_budgets(traces=16, **shares):

@@ -1,10 +1,13 @@
 """Jobs that Slurm restarts: those that get further go on, others are given up."""
 
+import errno
 import os
 import time
 
 import pytest
 
+from bacr_jax.errors import UserError
+from bacr_jax.runs import restarts
 from bacr_jax.runs.folder import RunPaths, is_begun
 from bacr_jax.runs.restarts import MOST_RESTARTS, give_up_reason
 from bacr_jax.training.warmup_folder import locked
@@ -37,6 +40,58 @@ def test_the_processes_of_a_start_count_it_once(tmp_path):
         assert len(reasons) == 1
         assert any(reasons) == (count > MOST_RESTARTS)
     assert not is_begun(run, "output.dir=x", "config.yaml", "run")
+
+
+def test_only_the_first_process_of_a_start_writes_the_count(tmp_path, monkeypatch):
+    written = []
+    write = restarts.write_json
+    monkeypatch.setattr(
+        restarts, "write_json", lambda *values: (written.append(values), write(*values))
+    )
+    for count in (1, 2, 3):
+        for _ in range(3):
+            assert restarted(tmp_path, count) == ""
+        assert len(written) == count
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_failed_read_does_not_change_the_count(tmp_path, monkeypatch, number):
+    """NFS reports ESTALE to a process that reads the file while another host replaces it."""
+    read = restarts.read_json
+    failures = 0
+
+    def read_sometimes(path):
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    monkeypatch.setattr(restarts, "read_json", read_sometimes)
+    monkeypatch.setattr(restarts.time, "sleep", lambda seconds: None)
+    for count in range(1, MOST_RESTARTS + 1):
+        failures = 1
+        assert restarted(tmp_path, count) == ""
+    content = RunPaths(tmp_path).restarts.read_bytes()
+    failures = 1000
+    with pytest.raises(UserError) as error:
+        restarted(tmp_path, MOST_RESTARTS + 1)
+    assert f"can't be read ({os.strerror(number)}); make" in str(error.value)
+    assert RunPaths(tmp_path).restarts.read_bytes() == content
+    failures = 1
+    assert restarted(tmp_path, MOST_RESTARTS + 1)
+    failures = 1
+    assert restarted(tmp_path, MOST_RESTARTS + 1)
+
+
+def test_a_job_that_is_given_up_leaves_a_file_for_the_launch_script(tmp_path):
+    marker = tmp_path / "slurm-17.given-up"
+    environment = {"SLURM_JOB_ID": "17", "BACR_GIVE_UP_FILE": str(marker)}
+    paths = RunPaths(tmp_path / "run")
+    for count in range(MOST_RESTARTS + 2):
+        environment["SLURM_RESTART_COUNT"] = str(count)
+        reason = give_up_reason(paths, tmp_path / "warmup", environment)
+        assert marker.exists() == bool(reason) == (count > MOST_RESTARTS)
 
 
 def test_locks_are_not_saves(tmp_path):

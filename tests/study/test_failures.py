@@ -157,13 +157,39 @@ def on(machine, one):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_is_compared_only_with_a_policy_of_its_machine(seed):
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_run_is_compared_with_a_policy_of_its_machine_if_there_is_one(seed, reverse):
     starts = [on("first", cell("cot", 0)), on("second", cell("cot", 0, right=90))]
     for start in starts:
         run = on(start.provenance["machine"], cell("anytime", seed))
-        assert policy_before(run, starts, shared_warmup=True) is start
+        untrained = starts[::-1] if reverse else starts
+        assert policy_before(run, untrained, shared_warmup=True) is start
     elsewhere = on("third", cell("anytime", seed))
-    assert policy_before(elsewhere, starts, shared_warmup=True) is None
+    assert policy_before(elsewhere, starts, shared_warmup=True) is starts[0]
+    # Without a shared warm-up, another seed starts from another policy.
+    expected = starts[0] if seed == 0 else None
+    assert policy_before(elsewhere, starts, shared_warmup=False) is expected
+
+
+def test_on_one_machine_a_policy_of_the_same_seed_comes_first():
+    starts = [cell("cot", 0), cell("cot", 1), on("second", cell("cot", 1))]
+    run = cell("anytime", 1)
+    assert policy_before(run, starts, shared_warmup=True) is starts[1]
+
+
+@pytest.mark.parametrize(("machines", "other"), [(("a", "a"), 0), (("a", "b"), 1), (("b", "b"), 2)])
+def test_the_caption_counts_the_comparisons_between_machines(machines, other):
+    made = grid(
+        *(on("a", cell("cot", seed)) for seed in (0, 1)),
+        *(on(machine, cell("anytime", seed, right=0)) for seed, machine in enumerate(machines)),
+        on("a", cell("bacr_paper", 0)),
+    )
+    results = build_results(made.cells, STUDY)
+    rate = results["failures"]["ledger"]["anytime"]
+    assert (rate["failed"], rate["runs"], rate["other_machine"]) == (2, 2, other)
+    (table,) = (table for table in tables_of(results, STUDY) if table.name == "failures")
+    assert (f"{other} of 3 runs are compared" in table.caption) == (other > 0)
+    assert ("another machine" in table.caption) == (other > 0)
 
 
 def test_a_run_whose_start_is_unknown_is_not_counted():

@@ -1,7 +1,9 @@
 """Tests that the evaluations of a run select the best checkpoint, which best.json records."""
 
 import json
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from bacr_jax.config.derived import selection_set
@@ -37,12 +39,15 @@ def checkpoints():
     return PreferredSteps()
 
 
+def new_evaluations(folder, checkpoints):
+    config = changed(eval={"every": 1, "holdout": 4})
+    selected = selection_set(config.eval, config.data)
+    return Evaluations(selected, RunFolder(folder, None), checkpoints)
+
+
 @pytest.fixture
 def evaluations(tmp_path, checkpoints):
-    config = changed(eval={"every": 1, "holdout": 4})
-    return Evaluations(
-        selection_set(config.eval, config.data), RunFolder(tmp_path, None), checkpoints
-    )
+    return new_evaluations(tmp_path, checkpoints)
 
 
 def test_the_best_checkpoint_is_kept_and_recorded(evaluations, checkpoints, tmp_path):
@@ -58,10 +63,16 @@ def test_the_best_checkpoint_is_kept_and_recorded(evaluations, checkpoints, tmp_
 
 
 def test_an_evaluation_without_its_checkpoint_is_recorded_but_not_selected(evaluations):
-    evaluations.add(record(0, "before", 0.5))
-    evaluations.add(record(1, "during", 0.9), has_checkpoint=False)
-    evaluations.add(record(2, "during", 0.6))
+    records = [
+        record(0, "before", 0.5),
+        record(1, "during", 0.9),
+        record(2, "during", 0.6),
+    ]
+    evaluations.restore(records, existing_steps=[2])
     assert evaluations.best.step == 2 and len(evaluations.records) == 3
+    # The later choices are between this checkpoint and new ones.
+    evaluations.add(record(3, "during", 0.7))
+    assert evaluations.best.step == 3
 
 
 # Steps, accuracies and lower ends of their 95 % intervals. Step 20 has the highest accuracy, and
@@ -69,12 +80,13 @@ def test_an_evaluation_without_its_checkpoint_is_recorded_but_not_selected(evalu
 DURING = [(20, 0.60, 0.55), (40, 0.56, 0.51), (60, 0.52, 0.47), (80, 0.50, 0.45)]
 
 
-def add_all(evaluations, existing_steps):
-    evaluations.add(record(0, "before", 0.3))
+def restore_all(evaluations, existing_steps):
+    records = [record(0, "before", 0.3)]
     for step, accuracy, lower_bound in DURING:
         one = record(step, "during", accuracy)
         one["anytime"]["train_holdout"]["greedy"]["mean_ci95"] = [lower_bound, 1.0]
-        evaluations.add(one, has_checkpoint=step in existing_steps)
+        records.append(one)
+    evaluations.restore(records, existing_steps)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +104,66 @@ def add_all(evaluations, existing_steps):
 def test_deleted_checkpoints_still_count_as_the_highest_accuracy(
     evaluations, checkpoints, existing_steps, best
 ):
-    add_all(evaluations, existing_steps)
+    restore_all(evaluations, existing_steps)
     assert (evaluations.best and evaluations.best.step) == best
     assert checkpoints.preferred[-1:] == ([] if best is None else [best])
+
+
+def at_budgets(step, when, right, interval):
+    """An evaluation of 64 questions at several budgets.
+
+    Args:
+      right: number of right answers at each budget.
+      interval: half of the width of the mean's 95 % interval.
+    """
+    entries = {
+        str(budget): {"accuracy": count / 64, "closed_rate": 1.0, "problems": 64}
+        for budget, count in enumerate(right, 1)
+    }
+    one = record(step, when, sum(right) / 64 / len(right))
+    mean = one["anytime"]["train_holdout"]["greedy"]["mean"]
+    one["anytime"]["train_holdout"]["greedy"]["mean_ci95"] = [mean - interval, mean + interval]
+    one["sets"]["train_holdout"]["greedy"] = entries
+    return one
+
+
+def bests_of(evaluations, records):
+    """Adds the records, and returns the step of the best checkpoint after each of them."""
+    bests = []
+    for one in records:
+        evaluations.add(one)
+        bests.append(evaluations.best and evaluations.best.step)
+    return bests
+
+
+def test_a_higher_mean_does_not_make_an_older_checkpoint_the_best(evaluations):
+    # At step 75, the interval of the highest mean no longer contains the mean of step 25. Step 50
+    # has a smaller loss than step 75, but it was never the best, so it may not have been saved.
+    records = [
+        at_budgets(0, "before", [9, 10, 36, 36], 0.06),
+        at_budgets(25, "during", [9, 14, 36, 36], 0.06),
+        at_budgets(50, "during", [8, 24, 38, 38], 0.06),
+        at_budgets(75, "during", [7, 36, 39, 39], 0.06),
+    ]
+    assert bests_of(evaluations, records) == [None, 25, 25, 75]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_is_always_the_previous_best_or_the_newest_also_after_a_resume(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    records = [at_budgets(0, "before", [20, 10], 0.05)]
+    for step in range(1, 31):
+        # The loss at the first budget varies, and the mean rises because of the second budget.
+        right = [20 - rng.integers(0, 8), 10 + step + rng.integers(-4, 5)]
+        records.append(at_budgets(step, "during", right, 0.05))
+    bests = bests_of(new_evaluations(tmp_path, PreferredSteps()), records)
+    assert all(now in (before, step) for step, (before, now) in enumerate(pairwise(bests), 1))
+    for stop in (10, 20):
+        resumed = new_evaluations(tmp_path, PreferredSteps())
+        # Only the best and the newest checkpoint are kept.
+        resumed.restore(records[: stop + 1], {bests[stop], stop})
+        assert resumed.best.step == bests[stop]
+        assert bests_of(resumed, records[stop + 1 :]) == bests[stop + 1 :]
 
 
 def test_evaluations_before_and_after_training_happen_once(evaluations):

@@ -134,6 +134,15 @@ def test_a_warning_tells_shown_declines_from_those_that_may_be_chance():
     ]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "advice"),
+    [("step 3: ", "If it lasts, set a lower"), ("", "If other seeds lose it too, set a lower")],
+)
+def test_the_advice_about_a_loss_that_may_be_chance_fits_the_time(prefix, advice):
+    (line,) = decline_warning("b", [MAYBE], prefix)
+    assert line.endswith(f"(may be chance with 64 questions). {advice} optimizer.learning_rate")
+
+
 def best_json(step, *declined):
     return {
         "step": step, "accuracy": 0.5, "set": "b", "worst": None,
@@ -167,10 +176,19 @@ def test_if_all_checkpoints_declined_the_last_line_names_the_policy_before_train
     *_, last = end_lines(tmp_path, 30, best_json(20, LOST), worse, "It is elsewhere")
     assert last == (
         "WARNING, all evaluated checkpoints are worse than before training at some budget. The "
-        f"policy before training was better than the best of them: {LOST_TEXT}. It is elsewhere"
+        f"policy before training had better results than the best of them: {LOST_TEXT} (shown by "
+        "an exact test). It is elsewhere"
     )
     *_, last = end_lines(tmp_path, 30, best_json(20, LOST), worse, "")
-    assert last.endswith(LOST_TEXT)
+    assert last.endswith(f"{LOST_TEXT} (shown by an exact test)")
+
+
+def test_no_line_at_the_end_states_a_loss_that_may_be_chance_as_a_fact(tmp_path):
+    _, *lines = end_lines(tmp_path, 30, best_json(20, MAYBE), {"b": [MAYBE]}, "")
+    assert len(lines) == 2
+    for line in lines:
+        assert "accuracy 14.0 to 5.0 % (may be chance with 64 questions)" in line
+        assert "If it lasts" not in line
 
 
 def test_the_policy_before_training_is_where_it_was_stored(tmp_path):

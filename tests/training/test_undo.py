@@ -16,6 +16,7 @@ from bacr_jax.config.checks import problems
 from bacr_jax.questions import ledger
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.progress import Progress
 from bacr_jax.training import algorithm
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.dynamic_sampling import Round
@@ -25,6 +26,7 @@ from bacr_jax.training.undo import (
     Share,
     UpdateGuard,
     make_guard,
+    restore_with_snapshot,
     shares_of,
     standard_error,
     with_empty_snapshot,
@@ -200,14 +202,23 @@ def test_no_bound_is_no_guard():
     assert make_guard(TrainConfig(undo_closed_answers=0.9)) is not None
 
 
+UNEQUAL_BUDGETS = (
+    "many traces of each step must have the same largest budget, which budget.prior={} does not "
+    "ensure; set it to null, or set budget.prior=fixed or budget.prior=choices"
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "refused"),
     [
         (("budget.prior=fixed",), None),
         (("budget.prior=choices",), None),
         (("budget.prior=fixed", "budget.stages=[0.5, 1.0]"), None),
-        (("budget.prior=uniform",), "with budget.prior=uniform, too few traces"),
-        (("budget.prior=curriculum",), "with budget.prior=curriculum, too few traces"),
+        (("budget.prior=uniform",), UNEQUAL_BUDGETS.format("uniform")),
+        (("budget.prior=curriculum",), UNEQUAL_BUDGETS.format("curriculum")),
+        # This method gives all traces the budget `budget.max`, and the prior has no effect.
+        (("method=grpo", "budget.prior=curriculum"), UNEQUAL_BUDGETS.format("curriculum")),
+        (("method=grpo", "budget.prior=fixed"), None),
         (
             ("budget.prior=fixed", "budget.stages=[1.0, 0.75, 0.5]"),
             "budget.stages=[1, 0.75, 0.5] lowers the largest budget",
@@ -390,6 +401,30 @@ def test_a_run_that_was_resumed_undoes_the_update_before_its_stop(runs, tmp_path
     jax.tree.map(np.testing.assert_array_equal, state, expected_state)
     assert iteration.notes == expected[2].notes
     assert numbers(iteration) == numbers(expected[2])
+
+
+def test_a_snapshot_of_an_earlier_version_is_dropped_with_a_line(tmp_path, tokenizer, monkeypatch):
+    """It has the shares without their numbers of traces, and no number of undone updates."""
+    config = load(tmp_path, "bacr-weighted", "train.minibatches=1")
+    _, state = run_of(config, tokenizer, Odd())
+    guard = UpdateGuard({"undo_closed_answers": 0.9})
+    guard.keep(state.train, shares(1.0))
+    guarded, meta = guard.to_save(state)
+    old = {"updates": meta["updates"], "shares": {"rollout/closed_answers": 1.0}}
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(2, guarded, {})
+    checkpoints.wait()
+    for snapshot, is_dropped in ((old, True), (meta, False)):
+        resumed = UpdateGuard({"undo_closed_answers": 0.9})
+        lines = []
+        progress = Progress(enabled=False)
+        monkeypatch.setattr(progress, "print_line", lines.append)
+        restored = restore_with_snapshot(checkpoints, state, 2, snapshot, resumed, progress)
+        jax.tree.map(np.testing.assert_array_equal, restored, state)
+        assert len(lines) == is_dropped
+        # Without a snapshot, nothing breaks a bound.
+        assert (resumed.breach(shares(0.5)) is None) == is_dropped
+    checkpoints.close()
 
 
 def test_an_undone_first_update_keeps_the_initial_bias_of_the_value_head(tmp_path, tokenizer):

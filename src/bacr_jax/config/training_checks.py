@@ -127,8 +127,9 @@ def undo_problems(train: TrainConfig, budget: BudgetConfig) -> Iterator[str]:
     place = f"train.undo_filled_budgets={written(bound)}"
     if budget.prior not in ("choices", "fixed"):
         yield (
-            f"{place}: with budget.prior={budget.prior}, too few traces have the largest budget of "
-            "a step; set it to null, or set budget.prior=choices"
+            f"{place}: many traces of each step must have the same largest budget, which "
+            f"budget.prior={budget.prior} does not ensure; set it to null, or set "
+            "budget.prior=fixed or budget.prior=choices"
         )
     stages = budget.stages
     if any(later < earlier for earlier, later in itertools.pairwise(stages)):

@@ -145,7 +145,7 @@ def _rank_after_decline(candidate: Candidate) -> tuple[float, float]:
     `max` returns the first maximum, so ties go to the earlier checkpoint.
     """
     loss = candidate.worst.loss if candidate.worst else 0.0
-    return -loss, _accuracy(candidate)
+    return -loss, round(_accuracy(candidate), 9)
 
 
 def to_record(best: Candidate, set_name: str | None) -> dict[str, Any]:

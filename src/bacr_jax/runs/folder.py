@@ -35,6 +35,8 @@ _RESTARTS = "restarts.json"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 # Prefix of the temporary folders of `bacr doctor` in `output.dir`.
 DOCTOR_PREFIX = ".bacr-doctor-"
+# Prefix of the temporary folders of `check_writable`.
+_PROBE_PREFIX = ".bacr-probe-"
 # Action for a folder that contains a run: "auto" resumes the run and "never" raises an error.
 # "required" resumes the run, and raises an error for a folder without a run.
 Resume = Literal["auto", "never", "required"]
@@ -353,10 +355,11 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
         raise UserError(f"{where} is a file; use the name of a folder")
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
     # A process that is killed while it creates the folder leaves a lock file and temporary
-    # files. A killed `bacr doctor` leaves a temporary folder. Restarts are counted before the run.
+    # files. A killed `bacr doctor` leaves a temporary folder. Restarts are counted before the run,
+    # while other processes may call `check_writable`.
     entries = []
     for name in sorted(names):
-        is_temporary = is_left_over(name) or name.startswith(DOCTOR_PREFIX)
+        is_temporary = is_left_over(name) or name.startswith((DOCTOR_PREFIX, _PROBE_PREFIX))
         if name not in (LOCK, _RESTARTS) and not is_temporary:
             entries.append(name)
     if entries and marker not in entries:
@@ -572,7 +575,7 @@ def check_writable(path: Path) -> None:
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     # Create a folder instead of checking permissions, because root passes every permission
     # check and because the disk may be full.
-    Path(tempfile.mkdtemp(dir=existing)).rmdir()
+    Path(tempfile.mkdtemp(prefix=_PROBE_PREFIX, dir=existing)).rmdir()
 
 
 def _key_and_value(path: Path) -> str:

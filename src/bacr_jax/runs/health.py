@@ -18,9 +18,11 @@ PATIENCE = 10
 SHORT_PATIENCE = 3
 # The same number for a policy that had rewards before, and has none now.
 LOST_REWARD_PATIENCE = 4
-# Minimum value of the best smoothed accuracy of a policy that had rewards before. With 64 traces,
-# a policy with this accuracy has no right answer in 4 % of its steps.
-HAD_REWARD = 0.05
+# Minimum number of steps with a right answer before the first step without one. If the policy does
+# not change, this many steps are followed by `LOST_REWARD_PATIENCE` steps without a right answer in
+# at most 0.5 % of all runs, for any number of traces: (1 - q)^5 * q^3 is at most 0.005, where q is
+# the probability of a step without a right answer.
+HAD_REWARD_STEPS = 5
 # Accuracy has collapsed if its maximum was above `WORTH_LOSING` and it fell below this maximum
 # times `COLLAPSED_TO`.
 WORTH_LOSING = 0.2
@@ -71,12 +73,16 @@ class Reference:
       first: metrics of the first iteration of the run that are compared with later iterations. Its
         traces were sampled by the initial policy.
       best_accuracy: highest smoothed accuracy so far, in [0, 1].
+      rewarded_steps: number of iterations with a right answer so far.
+      unrewarded_steps: number of iterations without a right answer so far, with the current one.
       largest_mismatch: maximum `mismatch/absolute` that is attributed to rounding, in nats per
         token.
     """
 
     first: Metrics
     best_accuracy: float
+    rewarded_steps: int
+    unrewarded_steps: int
     largest_mismatch: float
 
 
@@ -181,6 +187,22 @@ def _accuracy(metrics: Metrics) -> float:
     return sum(cuts) / max(len(cuts), 1)
 
 
+def _has_lost_reward(metrics: Metrics, reference: Reference) -> bool:
+    """True if no answer is right, for the first time in a run that had right answers before.
+
+    A policy that is rarely right has such steps by chance. Only the first `LOST_REWARD_PATIENCE`
+    steps without a right answer therefore show the symptom, so the warning is given if they are
+    consecutive.
+    """
+    return (
+        _accuracy(metrics) == 0.0
+        and reference.rewarded_steps >= HAD_REWARD_STEPS
+        and reference.unrewarded_steps <= LOST_REWARD_PATIENCE
+        # Above this accuracy, the alarm `collapse` is earlier.
+        and reference.best_accuracy <= WORTH_LOSING
+    )
+
+
 SYMPTOMS = {
     "no_reward": Symptom(
         lambda m, _: _accuracy(m) == 0.0,
@@ -190,11 +212,9 @@ SYMPTOMS = {
         "some of the questions",
     ),
     "lost_reward": Symptom(
-        # Above `WORTH_LOSING`, the alarm `collapse` is earlier.
-        lambda m, reference: (
-            _accuracy(m) == 0.0 and HAD_REWARD < reference.best_accuracy <= WORTH_LOSING
-        ),
-        f"no answer was right for {LOST_REWARD_PATIENCE} steps, although some were right before. "
+        _has_lost_reward,
+        f"no answer was right for {LOST_REWARD_PATIENCE} steps, although some were right in every "
+        "step before. "
         "Look at rollouts/: if the answers are no longer closed or repeat themselves, go back to "
         "an earlier checkpoint and set a lower optimizer.learning_rate; otherwise set a larger "
         "rollout.questions",
@@ -376,6 +396,8 @@ class RunHealth:
         self._warned: set[str] = set()
         self._smoothed_accuracy: float | None = None
         self._best_accuracy = 0.0
+        self._rewarded_steps = 0
+        self._unrewarded_steps = 0
 
     def warnings(self, metrics: Metrics) -> Iterator[str]:
         """Yields the warnings about symptoms, each of them once per run.
@@ -387,12 +409,23 @@ class RunHealth:
         """
         if self._first is None:
             self._first = {name: float(metrics[name]) for name in metrics if _is_compared(name)}
-        smoothed = _accuracy(metrics)
+        accuracy = _accuracy(metrics)
+        if accuracy > 0.0:
+            self._rewarded_steps += 1
+        else:
+            self._unrewarded_steps += 1
+        smoothed = accuracy
         if self._smoothed_accuracy is not None:
-            smoothed = 0.9 * self._smoothed_accuracy + 0.1 * smoothed
+            smoothed = 0.9 * self._smoothed_accuracy + 0.1 * accuracy
         self._smoothed_accuracy = smoothed
         self._best_accuracy = max(self._best_accuracy, smoothed)
-        reference = Reference(self._first, self._best_accuracy, self._largest_mismatch)
+        reference = Reference(
+            first=self._first,
+            best_accuracy=self._best_accuracy,
+            rewarded_steps=self._rewarded_steps,
+            unrewarded_steps=self._unrewarded_steps,
+            largest_mismatch=self._largest_mismatch,
+        )
         for sign in _check(metrics, reference):
             if sign.is_wrong:
                 self._in_a_row[sign.counter] += 1
@@ -412,6 +445,8 @@ class RunHealth:
             "warned": sorted(self._warned),
             "smoothed_accuracy": self._smoothed_accuracy,
             "best_accuracy": self._best_accuracy,
+            "rewarded_steps": self._rewarded_steps,
+            "unrewarded_steps": self._unrewarded_steps,
         }
 
     def resume(self, record: Mapping[str, Any] | None, logged: Iterable[Metrics]) -> None:
@@ -431,3 +466,6 @@ class RunHealth:
         self._warned = set(record["warned"])
         self._smoothed_accuracy = record["smoothed_accuracy"]
         self._best_accuracy = record["best_accuracy"]
+        # A record of an earlier version does not contain these numbers.
+        self._rewarded_steps = record.get("rewarded_steps", 0)
+        self._unrewarded_steps = record.get("unrewarded_steps", 0)

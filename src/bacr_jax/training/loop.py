@@ -183,8 +183,9 @@ class Trainer:
             del state
         else:
             like = initialize.abstract_state(self.run)
-        snapshot = meta.get("before_update")
-        state = restore_with_snapshot(self.checkpoints, like, step, snapshot, self.guard)
+        state = restore_with_snapshot(
+            self.checkpoints, like, step, meta.get("before_update"), self.guard, self.progress
+        )
         initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
         if self.writes:

@@ -288,10 +288,30 @@ def evaluation_numbers(sets: Mapping[str, Summary], sets_of_run: Iterable[str]) 
 def decline_warning(set_name: str, worse: Sequence[Decline], prefix: str = "") -> Iterator[str]:
     """Yields a warning with all results that are worse than before training, if there are any.
 
-    Results that a test shows to be worse come first. The others may be chance.
+    Args:
+      set_name: name of the evaluation set.
+      worse: results that are worse than before training.
+      prefix: step of an evaluation during training, such as `step 20: `. Empty at the end of a run.
     """
     if not worse:
         return
+    advice = "Set"
+    if not any(decline.is_shown for decline in worse):
+        advice = "If it lasts, set" if prefix else "If other seeds lose it too, set"
+    yield (
+        f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
+        f"{_declines_text(worse)}. {advice} a lower optimizer.learning_rate"
+    )
+
+
+def _declines_text(worse: Sequence[Decline]) -> str:
+    """Describes results that are worse than before training, and whether they may be chance.
+
+    Results that a test shows to be worse come first.
+
+    Args:
+      worse: the results; at least one.
+    """
     certain = [decline for decline in worse if decline.is_shown]
     uncertain = [decline for decline in worse if not decline.is_shown]
     parts = []
@@ -300,11 +320,7 @@ def decline_warning(set_name: str, worse: Sequence[Decline], prefix: str = "") -
     if uncertain:
         questions = f"{uncertain[0].problems:,} questions"
         parts.append(f"{table.decline_text(uncertain)} (may be chance with {questions})")
-    advice = "Set" if certain else "If it lasts, set"
-    yield (
-        f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
-        f"{'; '.join(parts)}. {advice} a lower optimizer.learning_rate"
-    )
+    return "; ".join(parts)
 
 
 def end_lines(
@@ -340,8 +356,8 @@ def end_lines(
     if declined:
         line = (
             "WARNING, all evaluated checkpoints are worse than before training at some budget. "
-            "The policy before training was better than the best of them: "
-            f"{table.decline_text(declined)}"
+            "The policy before training had better results than the best of them: "
+            f"{_declines_text(declined)}"
         )
         yield f"{line}. {start}" if start else line
 

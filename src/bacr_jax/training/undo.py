@@ -17,6 +17,7 @@ from bacr_jax.config import TrainConfig
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.parallel import processes
 from bacr_jax.runs.checkpoint import Checkpoints
+from bacr_jax.runs.progress import Progress
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.run import RunState
 from bacr_jax.types import CLOSED_BY_BUDGET, pytree
@@ -285,18 +286,26 @@ class UpdateGuard:
         }
         return guarded, meta
 
-    def load(self, before_update: Any, like: TrainState, meta: dict[str, Any]) -> None:
+    def load(self, before_update: Any, like: TrainState, meta: dict[str, Any]) -> bool:
         """Restores the snapshot of a checkpoint, and the number of updates undone in a row.
+
+        The snapshot of an earlier version is ignored, because it has no numbers of traces.
 
         Args:
           before_update: `GuardedRunState.before_update` of the checkpoint.
           like: train state with the shardings of the snapshot.
           meta: metadata that `to_save` returned.
+
+        Returns:
+          True if the snapshot was restored.
         """
+        if "undone_in_a_row" not in meta:
+            return False
         copies = jax.tree.map(HostArray.of_restored, before_update, like)
         shares = {key: Share(**share) for key, share in meta["shares"].items()}
         self._before = Snapshot(copies, meta["updates"], shares)
         self._undone_in_a_row = meta["undone_in_a_row"]
+        return True
 
 
 def _is_host_array(node: Any) -> bool:
@@ -323,6 +332,7 @@ def restore_with_snapshot(
     step: int,
     snapshot: dict[str, Any] | None,
     guard: UpdateGuard | None,
+    progress: Progress,
 ) -> RunState:
     """Restores the state of a checkpoint, and the snapshot of the update guard.
 
@@ -330,14 +340,17 @@ def restore_with_snapshot(
       like: state with the shapes and shardings of the saved state.
       snapshot: metadata of the snapshot in the checkpoint. None if there is no snapshot.
       guard: update guard that receives the snapshot. None if the run has no bounds now.
+      progress: prints a line if the snapshot cannot be used.
     """
     saved_like = like if snapshot is None else with_empty_snapshot(like)
     _, state, _ = checkpoints.restore(saved_like, step)
     if snapshot is None:
         return state
     assert isinstance(state, GuardedRunState)
-    if guard is not None:
-        guard.load(state.before_update, like.train, snapshot)
+    if guard is not None and not guard.load(state.before_update, like.train, snapshot):
+        progress.print_line(
+            "the checkpoint is from an earlier version, so its last update cannot be undone"
+        )
     return without_snapshot(state)
 
 
