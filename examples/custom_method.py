@@ -1,6 +1,7 @@
-"""Example of a custom method in one file: GRPO's rollouts, a custom reward, and BCAE advantages.
+r"""Example of a custom method in one file: GRPO's rollouts, a custom reward, and BCAE advantages.
 
-    bacr train --config configs/quickstart.yaml method=examples/custom_method.py
+    bacr train --config configs/quickstart.yaml method=examples/custom_method.py \
+        output.dir=runs/custom-method
 
 The file of a custom method must define `make(config) -> Method`. A `Method` is a dataclass of pure
 functions, so a new method can reuse the functions of an existing one.

@@ -1,6 +1,7 @@
 r"""Example of custom rewards that are added to the correctness reward.
 
-    bacr train --config configs/quickstart.yaml method=grpo reward.normalize_each=true \
+    bacr train --config configs/quickstart.yaml output.dir=runs/rewards \
+        method=grpo reward.normalize_each=true \
         "reward.weights={correct: 1, examples/rewards.py:brief: .2, examples/rewards.py:plain: .1}"
 
 A reward function receives the question, the complete response (thinking, tags and answer) and the

@@ -6,8 +6,10 @@ than two in three are. The script needs no other file:
 
     python start_here.py
 
-`step` is one training step: sample, grade, assign advantages, update. The library's own step is
-`bacr_jax.training.algorithm.iterate`, which adds a method, a value head and a curriculum.
+`step` is one training step: sample, grade, assign advantages, update. `rollout.generate` compiles
+its own programs and must not be jitted. docs/equations.md shows what to replace for a pretrained
+model. The library's own step is `bacr_jax.training.algorithm.iterate`, which adds a
+method, a value head and a curriculum.
 
 A *trunk* is a prompt with its thinking. A *cut* is a point at which the thinking is truncated, and
 a *branch* is an answer that continues the trunk from a cut. Axis names: Q questions, G rollouts per

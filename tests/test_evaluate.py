@@ -335,6 +335,12 @@ def test_a_swap_can_be_compared_with(model, swapped, tmp_path):
     assert entry["difference"] == 0.0
 
 
+def test_the_option_for_budgets_has_also_the_name_that_generate_gives_it():
+    start = ["--model", "hf", "--data", "ledger"]
+    assert evaluate.parse([*start, "--budget", "4,8"]).budgets == "4,8"
+    assert evaluate.parse([*start, "--budgets", "4,8"]).budgets == "4,8"
+
+
 @pytest.mark.slow
 def test_budgets_at_the_edges(model, tmp_path):
     out, options = tmp_path / "out", ["--data", "ledger", "--size", "6", "--slots", "6"]

@@ -52,7 +52,8 @@ def test_one_budget_is_streamed_and_several_are_the_same_answers(capsys, model, 
     code, short, error = ask(capsys, model, "--budget", "4", question)
     assert (code, error) == (0, "")
     assert int(re.search(r"\[(\d+) thinking tokens, \d+ forced, \d+ answer\]", short)[1]) <= 4
-    code, both, _ = ask(capsys, model, "--budget", "4,8", question)
+    # The name of the option in `bacr evaluate` works too.
+    code, both, _ = ask(capsys, model, "--budgets", "4,8", question)
     assert code == 0
     parts = re.split(r"--- budget \d ---\n", both)
     assert len(parts) == 3 and parts[1] == short

@@ -45,7 +45,6 @@ ELSEWHERE = {
     ("questions/test_source.py", PART): "bacr_jax.config.user_modules",
     ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",
     ("tasks/test_verifiers_v1.py", WIRE): "bacr_tasks.verifiers_v1_score",
-    ("learner/test_train_step.py", PART): "bacr_jax.learner.scoring",
     ("learner/test_sharded.py", PART): "bacr_jax.learner.copies",
     ("learner/test_updates.py", RECORD): "bacr_jax.learner.spec",
     ("model/test_qwen2.py", RECORD): "bacr_jax.model.compute",

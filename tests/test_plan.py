@@ -1,14 +1,18 @@
 """`bacr plan`: what it prints, and how it refuses."""
 
 import json
+import re
 
 import pytest
 
 import hf_world
 from bacr_jax import __main__
+from bacr_jax.config import shipped
+from bacr_jax.config.shipped import locate
 from bacr_jax.errors import UserError
 from bacr_plan import __main__ as plan
 from bacr_plan import compiling
+from bacr_plan.workload import sizes_of
 from plan_world import QUICKSTART, SEVEN
 
 
@@ -37,6 +41,35 @@ def test_a_run_that_does_not_fit_is_an_answer_too(capsys):
     assert as_json(capsys, *keys)["device"] == "NVIDIA A100-SXM4-40GB"
 
 
+@pytest.mark.parametrize("name", shipped.names(("",)))
+def test_a_shipped_config_is_planned_for_the_gpus_of_its_description(name):
+    arguments = plan.parse(["--config", name])
+    described = re.search(r"(one|\d+) GPU", shipped.description(name))
+    count = 8 if described and described[1] == "8" else 1
+    assert arguments.devices == count
+    # The mesh and the micro-batches of the config are valid for this number.
+    sizes_of(arguments.config, count)
+
+
+def test_a_copy_of_a_shipped_config_keeps_its_number_of_gpus(tmp_path):
+    copy, bare = tmp_path / "copy.yaml", tmp_path / "bare.yaml"
+    text = locate("qwen2.5-7b-math").read_text()
+    copy.write_text(text)
+    bare.write_text(text.partition("\n")[2])
+    assert plan.parse(["--config", str(copy)]).devices == 8
+    assert plan.parse(["--config", str(copy), "--devices", "4"]).devices == 4
+    assert plan.parse(["--config", str(bare)]).devices == 1
+
+
+def test_the_trained_budgets_are_a_list_and_untrained_ones_are_warned_about(capsys):
+    code, out, _ = run(capsys, config=QUICKSTART)
+    assert code == 0 and "\nTrained  budgets 8, 16, 32, 64 (eval.budgets)\n" in out
+    assert "WARNING" not in out
+    code, out, _ = run(capsys, "budget.max=1024", config=QUICKSTART)
+    assert code == 0 and "\nTrained  budgets 8, 16, 32, 64 (eval.budgets)\n" in out
+    assert "\nWARNING, budget.max=1024: the largest trained budget is 64, because" in out
+
+
 @pytest.mark.slow
 def test_memory_decides_on_the_device_unless_one_is_named(capsys):
     assert as_json(capsys)["device"] == "NVIDIA A100-SXM4-80GB"
@@ -50,7 +83,8 @@ def test_small_runs_are_planned_too(capsys):
 
 
 def test_it_is_a_command_of_the_package(capsys):
-    assert __main__.main(["plan", "--config", str(SEVEN), "--compile", "none", "--json"]) == 0
+    words = ["--config", str(SEVEN), "--devices", "8", "--compile", "none", "--json"]
+    assert __main__.main(["plan", *words]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True
 
 
@@ -63,10 +97,33 @@ BAD = {
         ["--devices", "8", "mesh.fsdp=3"],
         "whose product is not the number of devices, 8; set",
     ),
+    "the mesh of another number of devices": (
+        ["--devices", "8", "mesh.fsdp=4"],
+        ", or pass --devices 4",
+    ),
     "devices that divide the width": (["--devices", "3"], "does not divide the model's width"),
-    "heads for every tensor shard": (["mesh.tensor=8"], "mesh.tensor=8 does not divide"),
-    "rows for every device": (["train.micro_batch_rows=4"], "set train.micro_batch_rows=8"),
-    "slots for every device": (["rollout.slots=12"], "set rollout.slots=8"),
+    "heads for every tensor shard": (
+        ["--devices", "8", "mesh.tensor=8"],
+        "mesh.tensor=8 does not divide",
+    ),
+    "rows for every device": (
+        ["--devices", "8", "train.micro_batch_rows=4"],
+        "set train.micro_batch_rows=8, or pass --devices 1",
+    ),
+    "a single device without padding": (
+        [
+            "--devices",
+            "8",
+            "train.micro_batch_rows=null",
+            "train.micro_batch_tokens=90624",
+            "train.padding_free=true",
+        ],
+        "set train.padding_free=false, or pass --devices 1",
+    ),
+    "slots for every device": (
+        ["--devices", "8", "rollout.slots=12"],
+        "set rollout.slots=8, or pass --devices 1",
+    ),
     "a config in range": (["budget.max=0"], "budget.max: found 0"),
     "keys that exist": (["model.size=7"], "no such key"),
     "positions for its thinking": (["budget.max=40000"], "budget.max=40000: the model has"),

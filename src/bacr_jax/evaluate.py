@@ -99,8 +99,10 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:PATH]",
         help="evaluation set, repeatable; by default the run's data.eval",
     )
+    # `bacr generate` calls this option --budget.
     add(
         "--budgets",
+        "--budget",
         metavar="N,N",
         help="thinking budgets: numbers, 0 (answer at once), names of budget.levels, or "
         f"{NONE} (no budget in the input); by default the run's eval.budgets",

@@ -4,7 +4,8 @@ The functions here set defaults and delegate to public functions of other module
 
     import bacr_jax
 
-    done = bacr_jax.train("quickstart", {"train.steps": 20}, callbacks=[print])
+    settings = {"train.steps": 20, "output.dir": "runs/notebook"}
+    done = bacr_jax.train("quickstart", settings, callbacks=[print])
     policy = bacr_jax.load(done.folder)
     for answer in policy.generate(["7a2b3"], budget=[8, 64]):
         print(answer.budget, answer.thinking, answer.answer)

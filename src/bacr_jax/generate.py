@@ -128,8 +128,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="bacr generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
+    # `bacr evaluate` calls this option --budgets.
     add(
         "--budget",
+        "--budgets",
         metavar="N,N",
         required=True,
         help="thinking tokens, one or several: numbers, 0 (answer at once), names of "

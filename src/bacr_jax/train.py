@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # step. `tempfile` appends eight random characters.
 _INCOMPLETE_EXPORT = re.compile(r"\.\d+\.[a-z0-9_]{8}")
 EPILOG = (
-    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. `bacr keys` lists "
+    "Every key can be overridden: bacr train --config F seed=1 train.steps=9. `bacr keys` lists "
     "all keys, `bacr keys budget` those of a section. The same command resumes a run that was "
     "stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a signal after saving what can "
     f"be resumed, {GIVEN_UP} given up after too many restarts by Slurm, 1 any other error."

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING
 from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
-from bacr_jax.config.shipped import check_overlays
+from bacr_jax.config.shipped import check_overlays, file_description, locate
 from bacr_jax.errors import UserError
 from bacr_jax.training import checks
 from bacr_plan.devices import DEVICES, find, smallest_with
 
 if TYPE_CHECKING:
+    from bacr_jax.parallel.mesh import MeshShape
     from bacr_plan.report import Plan
+    from bacr_plan.workload import Workload
 
 EPILOG = """\
 Every key of the config can be overridden, as in training:
@@ -35,6 +38,8 @@ MOST_DEVICES = 100_000
 # Maximum value of `--device-memory` in GiB, more than a thousand times the memory of any GPU.
 MOST_GIB = 1e6
 DEFAULT_DEVICE = "a100-80"
+# Number of GPUs in the description of a config, such as "MATH, all weights, 8 GPUs of 80 GB".
+_DESCRIBED_GPUS = re.compile(r"\b(one|[1-9]\d{0,3}) GPUs? of\b")
 
 
 def _parser() -> Parser:
@@ -55,9 +60,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--devices",
         type=int,
-        default=8,
         metavar="N",
-        help="number of GPUs (8)",
+        help="number of GPUs (the number in the first line of the config, or 1)",
     )
     parser.add_argument(
         "--device",
@@ -100,8 +104,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
       argv: the arguments without the program name, or None to use `sys.argv`.
 
     Returns:
-      The arguments. `config` is the resolved `Config`. If `device` (name of the GPU) and
-      `device_memory` (GiB) were not passed, they are filled in.
+      The arguments. `config` is the resolved `Config`. If `devices` (number of GPUs), `device`
+      (name of the GPU) and `device_memory` (GiB) were not passed, they are filled in.
 
     Raises:
       UserError: if the config or a number is invalid.
@@ -113,7 +117,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         )
     check_overlays(arguments.config)
     count = arguments.devices
-    if not 1 <= count <= MOST_DEVICES:
+    if count is not None and not 1 <= count <= MOST_DEVICES:
         raise UserError(
             f"--devices {count}: the number of GPUs is out of range; set a number from 1 to "
             f"{MOST_DEVICES}"
@@ -131,9 +135,26 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         arguments.device_memory = device.memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
     checks.check(config)
+    if count is None:
+        arguments.devices = described_devices(arguments.config)
     model = with_local_shape(config.model, download=arguments.download)
     arguments.config = dataclasses.replace(config, model=model)
     return arguments
+
+
+def described_devices(paths: Sequence[str]) -> int:
+    """Returns the number of GPUs in the description of a config, or 1 if there is none.
+
+    Shipped configs and copies of them start with a comment that describes the run and its GPUs.
+
+    Args:
+      paths: paths or names of readable configs. The first description with a number is used.
+    """
+    for path in paths:
+        match = _DESCRIBED_GPUS.search(file_description(locate(path)))
+        if match:
+            return 1 if match[1] == "one" else int(match[1])
+    return 1
 
 
 def with_local_shape(model: ModelConfig, *, download: bool) -> ModelConfig:
@@ -195,9 +216,8 @@ def answer(request: argparse.Namespace) -> "Plan":
 
     from bacr_plan.compiling import compile_run
     from bacr_plan.report import Plan
-    from bacr_plan.workload import sizes_of
 
-    work, layout = sizes_of(request.config, request.devices)
+    work, layout = _sizes(request)
     device = find(request.device)
     compilation = compile_run(
         work,
@@ -206,6 +226,30 @@ def answer(request: argparse.Namespace) -> "Plan":
         compiler=request.compile,
     )
     return Plan(work, layout, device, request.device_memory, compilation)
+
+
+def _sizes(request: argparse.Namespace) -> "tuple[Workload, MeshShape]":
+    """Computes the sizes and the mesh of a run.
+
+    Raises:
+      UserError: if there are none. If the run can use another number of GPUs without a change of
+        its config, the error also names this number.
+    """
+    from bacr_plan.workload import sizes_of
+
+    try:
+        return sizes_of(request.config, request.devices)
+    except UserError as error:
+        mesh = request.config.mesh
+        has_free_axis = mesh.fsdp == -1
+        counts = (1, 8) if has_free_axis else (mesh.data * mesh.fsdp * mesh.tensor,)
+        for count in counts:
+            try:
+                sizes_of(request.config, count)
+            except UserError:
+                continue
+            raise UserError(f"{error}, or pass --devices {count}") from None
+        raise
 
 
 @entry_point

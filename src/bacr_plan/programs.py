@@ -248,12 +248,7 @@ class Programs:
         """Returns a batch with abstract old and reference log-probabilities if they are used."""
         thinking = batch.thinking_logprobs
         answers = batch.answer_logprobs
-        hidden: Any = jax.ShapeDtypeStruct(
-            (batch.trunk.shape[0], self.learner.model.hidden_size),
-            "float32",
-            sharding=batch.trunk.sharding,
-        )
-        scores = TokenScores(thinking, answers, thinking, answers, hidden)
+        scores = TokenScores(thinking, answers, thinking, answers)
         loss = self.config.loss
         scores_old = num_scored(loss.old_logprobs, self.config.train.minibatches)
         old = scores if scores_old else None

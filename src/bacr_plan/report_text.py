@@ -1,6 +1,9 @@
 """Formats a plan as text for a terminal."""
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import shown
+from bacr_jax.methods import load_method
+from bacr_jax.training.run_summary import trained_budgets, untrained_budgets
 from bacr_plan import costs, memory, schedule, seconds
 from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.report import Plan, parts
@@ -44,14 +47,18 @@ def _size_lines(plan: Plan) -> list[str]:
     layout = plan.layout
     parameters = costs.policy_parameters(work) / 1e9
     mesh = f"data {layout.data}, fsdp {layout.fsdp}, tensor {layout.tensor}"
+    settings = resolve(work.config).method
+    method = load_method(settings)
     return [
         f"Model    {parameters:.2f}e9 parameters ({work.shape_source})",
         f"Devices  {layout.num_devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, "
-        f"decode tensor {layout.decode_tensor}",
+        f"decode tensor {layout.decode_tensor} (--devices N for another number)",
         f"Traces   {work.rows} per iteration, {work.micro_rows} per micro-batch, {work.slots} "
         f"decoding slots; up to {work.prompt} tokens of prompt, {work.thinking} of thinking, and "
         f"{work.cuts} x {work.branch} of answers",
+        f"Trained  {trained_budgets(settings, method)}",
         f"Memory   {plan.compilation.source}",
+        *untrained_budgets(settings, method),
     ]
 
 

@@ -163,6 +163,9 @@ def warnings_of(study: Study, runs: Sequence[PlannedRun]) -> list[str]:
         if budgets not in by_task[task_id]:
             by_task[task_id].append(budgets)
     lines = []
+    unused_gpus = schedule.unused_gpus_warning(study.devices_per_run)
+    if unused_gpus:
+        lines.append(unused_gpus)
     for task in study.tasks:
         for warning in held_out_warnings(task, by_task[task.id]):
             lines.append(
@@ -237,6 +240,9 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     if arguments.report:
         return 0
     check_inputs(study, waiting)
+    unused_gpus = schedule.unused_gpus_warning(study.devices_per_run)
+    if unused_gpus and waiting:
+        print_message(unused_gpus)
     command = [
         sys.executable,
         *("-m", "bacr_study"),
@@ -309,7 +315,7 @@ def main(argv: Sequence[str] | None) -> int:
         print(*lines, sep="\n")
         return 0
     if arguments.dry_run:
-        jobs = len(schedule.shares(study.devices_per_run, arguments.jobs))
+        jobs = schedule.planned_jobs(study.devices_per_run, arguments.jobs)
         print(*warnings_of(study, runs), forecast(study, runs, jobs), sep="\n")
         return 0
     if arguments.only is not None:

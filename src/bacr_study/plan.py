@@ -35,17 +35,21 @@ if TYPE_CHECKING:
     # The module imports JAX, which `--list` does not need.
     from bacr_study.cells import Cell
 
-# Config keys that must not be set in a study, with their only value and the reason.
+# Config keys that must not be set in a study, with their only value, the reason, and a way to get
+# what the key is for, or "".
 _NOT_IN_STUDIES = {
     "grader": (
         None,
         "a study counts correct answers, but a custom grader can give scores between 0 and 1",
+        ", and add your own rewards to the built-in rules by reward.weights, or train with the "
+        "grader by `bacr train` and compare the runs of each seed by `bacr evaluate --compare`",
     ),
     "warmup.dir": (
         None,
         "a study stores its warm-ups in the folder of --out, where its runs share them",
+        "",
     ),
-    "output.log_every": (1, "a study's training curves need the metrics of every step"),
+    "output.log_every": (1, "a study's training curves need the metrics of every step", ""),
 }
 
 
@@ -274,11 +278,11 @@ def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Con
     config = study.config_of(task.id, arm.id, varied)
     checks.check(config)
     flat = config_io.flatten(config)
-    for key, (value, reason) in _NOT_IN_STUDIES.items():
+    for key, (value, reason, alternative) in _NOT_IN_STUDIES.items():
         if flat[key] != value:
             raise UserError(
                 f"{key}={flat[key]}: this key can't be set in a study, because {reason}; set it "
-                f"to {config_io.value_text(value)}"
+                f"to {config_io.value_text(value)}{alternative}"
             )
     return config
 

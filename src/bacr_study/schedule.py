@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -87,7 +88,9 @@ def visible_gpus() -> tuple[str, ...]:
     """Returns the names of the GPUs that this process may use, without initializing JAX."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return tuple(name for name in visible.split(",") if name.strip())
+        # CUDA hides all GPUs from the first invalid name on, and -1 is the usual invalid name.
+        names = itertools.takewhile(lambda name: name.strip() != "-1", visible.split(","))
+        return tuple(name for name in names if name.strip())
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         output = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True)
@@ -150,15 +153,48 @@ def _gpu_shares(devices_per_run: int, jobs: int | None) -> list[Share]:
     most = len(gpus) // devices_per_run
     if most == 0:
         raise UserError(
-            f"devices_per_run={devices_per_run}: a run needs {devices_per_run} GPUs, but this "
-            f"machine has {len(gpus)}; pass --size cpu, or run the command on a machine with more "
-            "GPUs"
+            f"devices_per_run={devices_per_run}: a run needs {_count_gpus(devices_per_run)}, but "
+            f"this machine has {len(gpus)}; pass a --size that needs fewer, or run the command on "
+            "a machine with more GPUs"
         )
     result = []
     for index in range(min(jobs or most, most)):
         start = index * devices_per_run
         result.append(Share(gpus=gpus[start : start + devices_per_run]))
     return result
+
+
+def _count_gpus(count: int) -> str:
+    """Returns the count with its noun, such as `1 GPU`."""
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def planned_jobs(devices_per_run: int, jobs: int | None) -> int:
+    """Returns the number of parallel runs for a forecast, which needs no GPU.
+
+    If this machine has too few GPUs for one run, the forecast is for a machine with enough GPUs for
+    `jobs` runs, by default one.
+    """
+    if devices_per_run and len(visible_gpus()) < devices_per_run:
+        return jobs or 1
+    return len(shares(devices_per_run, jobs))
+
+
+def unused_gpus_warning(devices_per_run: int) -> str | None:
+    """Returns a warning if the runs use CPU cores although this machine has GPUs.
+
+    Returns None if JAX_PLATFORMS=cpu shows that the user chose the CPU.
+    """
+    if devices_per_run or os.environ.get("JAX_PLATFORMS") == "cpu":
+        return None
+    gpus = visible_gpus()
+    if not gpus:
+        return None
+    return (
+        f"WARNING, devices_per_run=0: the runs use CPU cores, but this machine has "
+        f"{_count_gpus(len(gpus))}; to train on GPUs, pass a --size that sets devices_per_run, or "
+        "set devices_per_run=1 in the size"
+    )
 
 
 @dataclass

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bacr_jax.config import Config
+from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
 from bacr_jax.config.fields import SMALLEST_TEMPERATURE
 from bacr_jax.config.fields import key as setting
 from bacr_jax.config.values import FrozenMap
+from bacr_jax.errors import UserError
 
 View = Literal[
     "accuracy",
@@ -120,7 +121,7 @@ class Arm:
     Attributes:
       id: id of the arm, its key in the study file.
       label: name of the arm in tables and figures.
-      config: paths of config files, relative to the study file.
+      config: paths of config files, relative to the study file, or names of shipped configs.
       set: config keys of this arm, such as `{train.steps: 10}`. They override the study's `set`.
       votes: number k of votes in Self-Consistency. The arm's accuracy is maj@k over the samples of
         arm `of`.
@@ -165,7 +166,7 @@ class Task:
     Attributes:
       id: id of the task, its key in the study file.
       label: name of the task in tables and figures.
-      config: paths of config files, relative to the study file.
+      config: paths of config files, relative to the study file, or names of shipped configs.
       set: config keys of all runs on this task. They override the config files.
       budgets: thinking budgets in tokens that tables show, in increasing order.
       data: names of the evaluation sets; empty for the evaluation sets of the config.
@@ -405,7 +406,7 @@ class Study:
         task_spec = self.task(task)
         arm_spec = self.arm(arm)
         names = (*task_spec.config, *arm_spec.config)
-        files = tuple(self.folder / name for name in names)
+        files = tuple(_config_path(self.folder, name) for name in names)
         layers = (
             task_spec.set,
             self.set,
@@ -424,6 +425,37 @@ class Study:
             # The arm is the policy before training.
             last.append("train.steps=0")
         return config_io.override(_loaded(files), [*overrides, *last])
+
+
+def _config_path(folder: Path, written: str) -> Path:
+    """Returns the path of a config that a study names.
+
+    Args:
+      folder: folder of the study file.
+      written: a path relative to `folder`, or the name of a config that ships with the package,
+        such as `quickstart` or `methods/grpo`. An existing file takes precedence over a name.
+
+    Raises:
+      UserError: if `written` is the name of a shipped config, and a file of this name with the
+        suffix .yaml or .yml is in `folder`.
+    """
+    path = folder / written
+    if path.is_file():
+        return path
+    shipped_names = shipped.names()
+    by_last_part = {name.rpartition("/")[2]: name for name in reversed(shipped_names)}
+    name = written if written in shipped_names else by_last_part.get(written)
+    if name is None:
+        return path
+    shipped_path = shipped.root() / f"{name}.yaml"
+    for suffix in (".yaml", ".yml"):
+        other = folder / f"{written}{suffix}"
+        if other.is_file() and other.resolve() != shipped_path.resolve():
+            raise UserError(
+                f"config: {written!r} is the name of a shipped config, and {other} exists; write "
+                f"{written}{suffix} for this file, or {shipped_path} for the shipped config"
+            )
+    return shipped_path
 
 
 def _with_order(value: Any) -> Any:

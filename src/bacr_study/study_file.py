@@ -63,6 +63,9 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
     """
     document: dict[str, Any] = dict(constructed(parse_file(path)) or {})
     sizes = document.pop("sizes", None)
+    if sizes is None and "arms" not in document:
+        problem = "the file has neither arms nor sizes, so it is not a study"
+        raise refusal(str(path), problem, "a study that `bacr configs` lists, or the path of yours")
     if not isinstance(sizes, Mapping) or not sizes:
         raise refusal(
             f"{path}: sizes",

@@ -122,8 +122,15 @@ BAD_FILES = [
     ("budget: {max: 1e3}", "budget.max: found '1e3'; use 1000"),
     (
         "budget: 64",
-        "budget: found 64, but this is a section and not a key; use one of budget.min, budget.max",
+        "budget: found 64, but this is a section and not a key; use eval.budgets for the budgets",
     ),
+    (
+        "curriculum: 64",
+        "curriculum: found 64, but this is a section and not a key; use one of curriculum.",
+    ),
+    # A section is only suggested for a mapping, because a value of it is refused next.
+    ("curiculum: 64", "use a key of the section curriculum (bacr keys curriculum lists them)"),
+    ("curiculum: {clip_mu: true}", "curiculum: there is no such key; use curriculum"),
     ("curriculum: {alpha: high}", "curriculum.alpha: found 'high'; use a number"),
     ("curriculum: {clip_mu: 1}", "curriculum.clip_mu: found 1; use true or false"),
     ("curriculum: {mu0: [a]}", "curriculum.mu0: found ['a']; use a number or a list of numbers"),

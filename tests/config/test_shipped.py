@@ -53,6 +53,42 @@ def test_a_name_and_overlays_are_read_in_their_order():
     assert (config.method, config.budget.max, config.seed) == ("grpo", 64, 3)
 
 
+@pytest.mark.parametrize(
+    ("files", "order"),
+    [
+        (["methods/grpo", "quickstart"], "quickstart, methods/grpo"),
+        (["configs/methods/grpo.yaml", "quickstart"], "quickstart, configs/methods/grpo.yaml"),
+        (["grpo", "dapo", "quickstart", "mine.yaml"], "quickstart, grpo, dapo, mine.yaml"),
+        (["quickstart", "grpo", "mine.yaml"], None),
+        # This file does not set a key of the preset.
+        (["grpo", "seed.yaml"], None),
+    ],
+)
+def test_a_preset_that_its_base_would_undo_is_refused(elsewhere, files, order):
+    (elsewhere / "mine.yaml").write_text("method: dapo")
+    (elsewhere / "seed.yaml").write_text("seed: 3")
+    if order is None:
+        config_io.load(files)
+        return
+    with pytest.raises(UserError) as error:
+        config_io.load(files)
+    (line,) = error.value.lines
+    start = f"{files[0]}: this preset of a method comes before quickstart, which sets "
+    assert line.startswith(start) and line.endswith(f"; pass the configs in the order {order}")
+    config_io.load(order.split(", "))
+
+
+@pytest.mark.parametrize("name", shipped.names((shipped.OVERLAYS,)))
+def test_every_preset_before_the_quickstart_is_refused(name):
+    with pytest.raises(UserError, match=f"order quickstart, {name}$"):
+        config_io.load([name, "quickstart"])
+
+
+def test_a_small_config_after_a_preset_changes_its_keys(elsewhere):
+    (elsewhere / "tweak.yaml").write_text("loss: {kl_coef: 0.25}")
+    assert config_io.load(["methods/grpo", "tweak.yaml"]).loss.kl_coef == 0.25
+
+
 @pytest.mark.parametrize("own", ["quickstart", "quickstart.yaml", "quickstart.yml"])
 def test_a_name_that_could_mean_a_file_here_is_refused(elsewhere, own):
     (elsewhere / own).write_text("seed: 7")

@@ -1,5 +1,7 @@
 """Names and options of other trainers are answered with ours."""
 
+import re
+
 import pytest
 
 from bacr_jax.config import io as config_io
@@ -33,6 +35,47 @@ def test_a_name_that_both_have_is_answered_with_both():
         config_io.load([], ["beta=0.1"])
 
 
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        (
+            "reward_funcs=mine.py:f",
+            "grader=FILE.py:function to grade correctness, or reward.weights",
+        ),
+        ("custom_reward_function.path=mine.py", "grader=FILE.py:function to grade correctness"),
+        ("reward_model.model.path=x", "grader=FILE.py:function to grade correctness"),
+        ("reward=mine.py:f", "grader=FILE.py:function to grade correctness"),
+        ("verifier=mine.py:f", "grader=FILE.py:function to grade correctness"),
+        ("budgets=[64,128]", "eval.budgets for the budgets"),
+        ("budget=512", "eval.budgets for the budgets"),
+        ("max_new_tokens=512", "eval.budgets and budget.max for thinking"),
+        ("model=Qwen/Qwen2.5-1.5B", "model.path"),
+        ("model_path=Qwen/Qwen2.5-1.5B", "model.path"),
+        ("actor_rollout_ref.model.name=x", "model.path"),
+        ("data_path=train.jsonl", "data.train"),
+        ("data.path=train.jsonl", "data.train"),
+        ("data.eval_files=[test.jsonl]", "data.eval"),
+        ("eval.data=[test.jsonl]", "data.eval"),
+    ],
+)
+def test_names_of_other_trainers_lead_to_a_key_and_not_to_a_similar_name(override, instead):
+    with pytest.raises(UserError) as error:
+        config_io.load([], [override])
+    (line,) = error.value.lines
+    advice = line.partition("; use ")[2]
+    assert re.match(rf"{re.escape(instead)}(?![\w.])", advice)
+
+
+@pytest.mark.parametrize("name", sorted(SYNONYMS))
+def test_no_name_of_another_trainer_is_answered_with_a_section_only(name):
+    if name in config_io.settings():
+        return
+    with pytest.raises(UserError) as error:
+        config_io.load([], [f"{name}=1"])
+    words = re.split(r"[ ,;=:]+", error.value.lines[0].partition("; use ")[2])
+    assert any(word in config_io.settings() for word in words)
+
+
 def refused(*words):
     with pytest.raises(UserError) as error:
         check_options(words, config_io.settings())
@@ -49,6 +92,15 @@ def test_options_for_keys_are_answered_with_the_key_and_its_value():
         "optimizer.learning_rate=1e-5",
         "command line: --num-generations: there is no such option, and config keys have no "
         "dashes; use rollout.group_size=...",
+    ]
+
+
+def test_sections_as_options_are_answered_with_the_key_that_is_meant():
+    assert refused("--model", "Qwen/Qwen2.5-1.5B", "--data=train.jsonl") == [
+        "command line: --model: there is no such option, and config keys have no dashes; use "
+        "model.path=Qwen/Qwen2.5-1.5B",
+        "command line: --data=train.jsonl: there is no such option, and config keys have no "
+        "dashes; use data.train=train.jsonl",
     ]
 
 

@@ -75,6 +75,25 @@ def test_what_stands_outside_the_masks_does_not_matter(batch):
     close(gradient(poisoned), gradient(batch), 1e-6)
 
 
+def test_one_token_does_not_dominate_the_divergence_of_sampler_and_learner(batch):
+    """The estimate of a token is at most 10; exp(30) - 31 would be 1e13."""
+
+    names = ("k1", "k3", "absolute")
+
+    def mismatch(gap):
+        logprobs = batch.thinking_logprobs.copy()
+        logprobs[0, 2] -= gap
+        rows = dataclasses.replace(batch, thinking_logprobs=logprobs)
+        normalizers = loss_normalizers(rows, spec=SPEC)
+        arguments = (WORLD.params, VALUE_HEAD, Minibatch(rows), normalizers, RULES.allowed_tokens)
+        _, metrics, _ = compiled_objective(*arguments, spec=SPEC)
+        return {name: float(metrics[f"mismatch/{name}"] * normalizers.count) for name in names}
+
+    assert mismatch(30.0) == pytest.approx({"k1": -30, "k3": 10, "absolute": 30}, rel=1e-4)
+    small = {"k1": -0.5, "k3": np.exp(0.5) - 1.5, "absolute": 0.5}
+    assert mismatch(0.5) == pytest.approx(small, rel=1e-4)
+
+
 def test_recomputed_old_scores_give_the_on_policy_gradient(batch):
     old = score_batch(WORLD.params, batch, RULES.allowed_tokens, spec=SPEC)
     close(gradient(batch, old=old), gradient(batch), 1e-6)

@@ -9,6 +9,7 @@ import pytest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.padding_free import Allowance, padding_free, planned_rows
+from bacr_jax.learner.token_scores import score_tokens_and_questions
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model.real_tokens import RealTokens
 from learner_world import (
@@ -144,5 +145,15 @@ def test_scores_are_those_of_padded_rows(pairs):
         np.testing.assert_allclose(found, padded, atol=1e-5)
     answers = np.concatenate([part.answers[:2] for part in (first, second)])
     np.testing.assert_allclose(answers, np.where(pairs.answer_mask, want.answers, 0), atol=1e-5)
-    question = np.concatenate([part.question[:2] for part in (first, second)])
-    np.testing.assert_allclose(question, want.question, atol=1e-5)
+
+
+def test_questions_are_those_of_padded_rows(pairs):
+    spec = dataclasses.replace(SPEC, conditioning=CONDITIONINGS["response"])
+
+    @jax.jit
+    def questions(rows):
+        return score_tokens_and_questions(WORLD.params, rows, RULES.allowed_tokens, spec=spec)[1]
+
+    parts = padding_free(pairs, Allowance(31, True))
+    found = np.concatenate([questions(part)[:2] for part in parts])
+    np.testing.assert_allclose(found, questions(pairs), atol=1e-5)

@@ -27,6 +27,14 @@ def test_rows_without_branches_can_be_scored():
     assert found.thinking.shape == (2, 4) and found.answers.shape == (2, 0, 3)
 
 
+def test_scores_contain_no_state_of_the_model():
+    """A state of every question would be kept in memory, but only the value head reads it."""
+    shapes = {"prompt": 3, "thinking": 4, "cuts": 2, "suffix": 2, "answer": 3}
+    score = functools.partial(score_batch, spec=SPEC)
+    found = jax.eval_shape(score, WORLD.params, empty_batch(5, **shapes), RULES.allowed_tokens)
+    assert {leaf.shape for leaf in jax.tree.leaves(found)} == {(5, 4), (5, 2, 3)}
+
+
 @functools.cache
 def rolled(world=WORLD, products=None, told=None):
     """Rollouts of the policy itself; the second row's cuts lie at one token of thinking."""

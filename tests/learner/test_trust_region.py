@@ -21,6 +21,7 @@ from bacr_jax.learner.trust_region import (
     interpolated,
     kl_sum,
     measured_micro_batches,
+    num_measured,
     shortened,
     step_scale,
 )
@@ -121,6 +122,27 @@ def test_the_micro_batches_on_which_a_step_is_measured(traces, chosen):
     assert measured_micro_batches(traces) == chosen
 
 
+@pytest.mark.parametrize(
+    ("traces", "chosen"),
+    [
+        ([8] * 8, [1, 3, 5, 7]),
+        ([3] * 8, [1, 3, 5, 7]),  # fewer traces do not change the number
+        ([0, 8, 0, 8, 0, 8, 0, 8], [1, 3, 5, 7]),
+        ([0, 0, 8, 8, 8, 8, 8, 8], [2, 4, 5, 7]),
+        ([0, 0, 0, 0, 0, 0, 0, 1], [0, 1, 2, 7]),
+        ([0] * 8, [0, 1, 2, 3]),
+    ],
+)
+def test_a_given_number_of_micro_batches_is_chosen_whatever_their_tokens(traces, chosen):
+    assert measured_micro_batches(traces, 4) == chosen
+
+
+def test_the_number_of_measured_micro_batches_follows_from_the_sizes():
+    assert num_measured(32, 256) == 8
+    assert num_measured(8, 512) == 1
+    assert num_measured(8, 16) == 8  # fewer traces than are measured
+
+
 @pytest.fixture(scope="module")
 def batch():
     return make_batch_by_hand()
@@ -193,6 +215,23 @@ def test_micro_batches_without_tokens_do_not_hide_a_large_step(batch, split, mon
         keep = np.isin(np.arange(size), kept)
         _, metrics = updated(only_rows(batch, keep), BOUND, optax.sgd(3.0), **split)
         assert float(metrics["policy/update_kl"]) > 0.0, kept
+
+
+def test_traces_without_tokens_need_no_other_program(batch, monkeypatch):
+    """The measured traces are scored by a program that is compiled for their number."""
+    scored = []
+
+    def recorded(policy, rows, *args, micro_batches, **settings):
+        scored.append((rows.trunk.shape, micro_batches))
+        return score_batch(policy, rows, *args, micro_batches=micro_batches, **settings)
+
+    monkeypatch.setattr(updates, "score_batch", recorded)
+    monkeypatch.setattr(trust_region, "MEASURED_TRACES", 1)
+    size = len(batch.sampled)
+    for with_tokens in (size, 1, 0):
+        keep = np.arange(size) < with_tokens
+        updated(only_rows(batch, keep), 10.0, optax.sgd(1.0), micro_batch_rows=1)
+    assert len(scored) == 3 and len(set(scored)) == 1
 
 
 @pytest.mark.parametrize("split", [{"micro_batch_rows": 1}, BY_TOKENS, PADDING_FREE])

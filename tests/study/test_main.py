@@ -66,6 +66,21 @@ def test_a_forecast_warns_of_held_out_accuracy_at_other_budgets(tmp_path, capsys
         assert line.endswith("set eval.budgets of the task before its first run")
 
 
+def test_the_forecast_of_a_gpu_size_needs_no_gpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(study(tmp_path, "--dry-run", "devices_per_run=8")) == 0
+    assert "about 40s with 1 at a time" in capsys.readouterr().out
+
+
+def test_a_forecast_on_cpu_cores_next_to_a_gpu_begins_with_a_warning(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert main(study(tmp_path, "--dry-run")) == 0
+    assert capsys.readouterr().out.startswith("WARNING, devices_per_run=0: ")
+    assert main(study(tmp_path, "--dry-run", "devices_per_run=1")) == 0
+    assert "WARNING" not in capsys.readouterr().out
+
+
 # Fits together, and neither model nor set is there.
 UNMADE = [
     *("model.path=nowhere", "warmup.steps=0", "optimizer.learning_rate=1e-6"),

@@ -76,8 +76,10 @@ def test_what_a_study_would_not_honour_is_refused(tmp_path):
         ("grader=mine.py:score", "null"),
         ("output.log_every=30", "1"),
     ):
-        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; set it to {value}$"):
+        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; set it to {value}(,|$)"):
             planned(tmp_path, key)
+    with pytest.raises(UserError, match=r"reward.weights, .* `bacr evaluate --compare`$"):
+        planned(tmp_path, "grader=mine.py:score")
     planned(tmp_path, "output.log_every=1")
 
 

@@ -15,7 +15,14 @@ from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study import schedule
-from bacr_study.schedule import RunScheduler, Share, run_all, shares
+from bacr_study.schedule import (
+    RunScheduler,
+    Share,
+    planned_jobs,
+    run_all,
+    shares,
+    unused_gpus_warning,
+)
 from study_world import STUDY, planned
 
 # Writes down what it was given, makes its warm-up, and waits for a file before it ends.
@@ -239,3 +246,38 @@ def test_cores_and_gpus_are_divided(monkeypatch):
         UserError, match="devices_per_run=8: a run needs 8 GPUs, but this machine has 5"
     ):
         shares(8, None)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "-1,0"])
+def test_a_forecast_needs_no_gpu_and_a_run_does(monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [planned_jobs(1, jobs) for jobs in (None, 3)] == [1, 3]
+    with pytest.raises(UserError, match="a run needs 1 GPU, but this machine has 0; pass a --size"):
+        shares(1, None)
+    # With enough GPUs the forecast is for this machine.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert [planned_jobs(2, jobs) for jobs in (None, 1, 9)] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("visible", "platforms", "devices", "found"),
+    [
+        ("0", None, 0, "1 GPU;"),
+        ("0,1", "cuda", 0, "2 GPUs;"),
+        ("0,1", None, 1, None),
+        ("0", "cpu", 0, None),
+        ("", None, 0, None),
+    ],
+)
+def test_runs_on_cpu_cores_next_to_gpus_are_warned_of(
+    monkeypatch, visible, platforms, devices, found
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if platforms:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    warning = unused_gpus_warning(devices)
+    assert (warning is None) == (found is None)
+    if found:
+        assert warning.startswith("WARNING, devices_per_run=0: the runs use CPU cores, but this")
+        assert found in warning and "set devices_per_run=1 in the size" in warning

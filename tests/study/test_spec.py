@@ -1,8 +1,12 @@
 """A study's runs have the settings that its layers give them."""
 
+import re
+
 import pytest
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config import shipped
+from bacr_jax.errors import UserError
 from bacr_study.study_file import read_study
 from study_world import STUDY, planned, write_study
 
@@ -43,6 +47,33 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
     study = read_study(write_study(tmp_path, text))
     rates = {a: study.config_of("plain", a, {}).optimizer.learning_rate for a in ("grpo", "bacr")}
     assert rates["grpo"] == 0.5 != rates["bacr"]
+
+
+@pytest.mark.parametrize("base", ["quickstart", "examples/own-data", "own-data"])
+@pytest.mark.parametrize("preset", ["methods/grpo", "grpo"])
+def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, base, preset):
+    text = STUDY.replace("config: [base.yaml]", f"config: [{base}]")
+    text = text.replace("{label: GRPO, set", f"{{label: GRPO, config: [{preset}], set")
+    study = read_study(write_study(tmp_path, text))
+    assert study.config_of("plain", "grpo", {}).method == "grpo"
+    expected = config_io.load([shipped.locate(base), shipped.locate(preset)])
+    assert study.config_of("plain", "grpo", {}).data == expected.data
+    # A file next to the study takes precedence, and a file that does not exist has its full path.
+    (tmp_path / base).parent.mkdir(exist_ok=True)
+    (tmp_path / base).write_text("data: {train: ledger, eval: [ledger]}")
+    assert study.config_of("plain", "bacr", {}).data.train == "ledger"
+    absent = read_study(write_study(tmp_path, text.replace(f"[{base}]", f"[{base}.yaml]")))
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / base}.yaml: there is no such")):
+        absent.config_of("plain", "grpo", {})
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml"])
+def test_a_name_that_could_mean_a_file_next_to_the_study_is_refused(tmp_path, suffix):
+    study = read_study(write_study(tmp_path, STUDY.replace("[base.yaml]", "[quickstart]")))
+    own = tmp_path / f"quickstart{suffix}"
+    own.write_text("seed: 7")
+    with pytest.raises(UserError, match="'quickstart' is the name of a shipped config, and"):
+        study.config_of("plain", "grpo", {})
 
 
 EVERY_LAYER = STUDY.replace(

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config import shipped
 from bacr_jax.config.yaml import constructed, parse_file
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.summary import numbers_of_samples
+from bacr_study.__main__ import main
 from bacr_study.study_file import read_study
 from study_world import STUDY, write_study
 
@@ -462,6 +464,29 @@ def test_a_name_of_a_shipped_study_needs_no_other_row(path):
     study = read_study(path)
     names = [*(arm.label for arm in study.arms), *study.contrasts]
     assert not [name for name in names if re.match(r"(\d+ )?(of|it|that|over|without)\b", name)]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "methods/grpo", "examples/own-data"])
+def test_a_config_of_a_run_is_not_a_study(name):
+    path = shipped.root() / f"{name}.yaml"
+    says = re.escape(f"{path}: the file has neither arms nor sizes, so it is not a study; use a ")
+    with pytest.raises(UserError, match=says):
+        read_study(path)
+
+
+def test_the_study_of_the_page_is_planned_from_any_folder(tmp_path, capsys, monkeypatch):
+    """The page has a study, and a size for a GPU that is added to it."""
+    page = (Path(__file__).parents[2] / "docs" / "study.md").read_text()
+    study, gpu_size = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "mine.yaml"
+    path.write_text(study + gpu_size)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for size, runs, task in (("cpu", 15, "ledger"), ("gpu", 15, "mine")):
+        arguments = ["--config", str(path), "--size", size, "--out", str(tmp_path / "out")]
+        assert main([*arguments, "--dry-run"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert f"{task}.start.0" in lines[-1 - runs]
+        assert lines[-1].startswith(f"{runs} cells, ")
 
 
 def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):

@@ -29,13 +29,14 @@ from bacr_jax.training.initialize import open_inputs
 from bacr_jax.training.run_summary import (
     NO_DEVICES,
     RunFacts,
-    _budgets,
     check_lines,
     devices_text,
     hint_lines,
     next_lines,
     number_text,
     start_lines,
+    trained_budgets,
+    untrained_budgets,
 )
 
 SMALL = ["data.ledger.train_size=64", "train.steps=3", "output.dir=runs/quickstart"]
@@ -62,7 +63,8 @@ def test_the_quickstart_begins_with_four_entries_in_80_columns(task_data):
         "method   bacr-robust (BACR); 19 departures: bacr methods --run runs/quickstart",
         "model    random, 3 layers of width 64, 131,584 parameters; warm-up of 800 steps",
         "devices  1 CPU with 2 cores; computes in float32",
-        "run      3 steps of 32 questions x 8 traces; budgets 8 to 64",
+        "run      3 steps of 32 questions x 8 traces",
+        "         budgets 8, 16, 32, 64 (eval.budgets)",
         f"         {len(task_data.train)} questions of Ledger, none left out, 6 held out for "
         "validation",
         "         in runs/quickstart; Ctrl-C saves and stops, the same command resumes",
@@ -72,7 +74,7 @@ def test_the_quickstart_begins_with_four_entries_in_80_columns(task_data):
 def budgets_line(*overrides, files=()):
     settings = resolve(config_io.load(["quickstart", *files], [*SMALL, *overrides])).method
     method = load_method(settings)
-    return _budgets(settings, method), settings, method
+    return trained_budgets(settings, method), settings, method
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,11 @@ def budgets_line(*overrides, files=()):
         (["method=grpo"], "budget 64"),
         (["method=elastic"], "budget 16"),
         (["method=thinkprune", "budget.stages=[1.0, 0.5]"], "budgets 32 to 64"),
-        (["budget.prior=choices", "budget.choices=[16, 32]"], "budgets 16 to 32"),
-        (["budget.prior=choices", "budget.choices=[16]"], "budget 16"),
+        (["budget.prior=choices", "budget.choices=[16, 32]"], "budgets 16, 32 (budget.choices)"),
+        (["budget.prior=choices", "budget.choices=[16]"], "budget 16 (budget.choices)"),
+        (["eval.budgets=[16, 64, 128]"], "budgets 16, 64 (eval.budgets)"),
+        (["budget.max=1024"], "budgets 8, 16, 32, 64 (eval.budgets)"),
+        (["eval.budgets=[8, 64]", "budget.stages=[1.0, 0.5]"], "budgets 8, 32, 64 (eval.budgets)"),
         (["budget.prior=fixed"], "budget 64"),
         (["budget.prior=uniform"], "budgets 8 to 64"),
         (["budget.prior=uniform", "budget.stages=[0.5, 0.75]"], "budgets 8 to 48"),
@@ -95,8 +100,8 @@ def test_the_budgets_are_those_of_the_method(overrides, text):
 @pytest.mark.parametrize("preset", names(("methods",)))
 def test_every_sampled_budget_is_in_the_line(preset):
     text, settings, method = budgets_line(files=[preset])
-    first, last = re.fullmatch(r"budgets? (\d+)(?: to (\d+))?", text).groups()
-    least, most = int(first), int(last or first)
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    least, most = numbers[0], numbers[-1]
     state = init_curriculum(settings.data.num_groups, mu0=settings.curriculum.mu0)
     groups = jax.numpy.arange(256) % settings.data.num_groups
     sampled = np.asarray(method.sample_budgets(jax.random.key(0), state, groups))
@@ -104,7 +109,49 @@ def test_every_sampled_budget_is_in_the_line(preset):
         assert (most, least) == (sampled.max(), round(min(settings.budget.stages) * most))
     else:
         assert least <= sampled.min() and sampled.max() <= most
-        assert last is not None or set(sampled.ravel()) == {least}
+        assert " to " in text or set(sampled.ravel()) == set(numbers)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        ([], None),
+        (["budget.max=1024", "eval.budgets=[8, 64, 1024]"], None),
+        (["eval.budgets=[0, 8, 64]"], None),
+        (["budget.max=1024"], "WARNING, budget.max=1024: the largest trained budget is 64, "),
+        (
+            ["budget.max=32"],
+            r"WARNING, eval.budgets=\[8, 16, 32, 64\]: no trace is trained at 64, ",
+        ),
+        (["eval.budgets=[4, 8, 128]"], "trained at 4, 128, .* set budget.min=4 budget.max=128 to"),
+        (["budget.choices=[8, 16]", "eval.budgets=[16, 512]"], None),
+        (["budget.choices=[8, 16]"], r"set budget.choices=\[8, 16, 64\] to train at 64, or "),
+        # Methods that train at budget.max.
+        (["method=grpo", "budget.max=1024"], None),
+    ],
+)
+def test_budgets_that_are_never_trained_are_warned_about(task_data, overrides, warning):
+    lines = start_lines(facts_of(task_data, *overrides), NO_DEVICES, 400, is_check=True)
+    found = [line for line in lines if line.startswith("WARNING")]
+    assert len(found) == (warning is not None)
+    assert warning is None or re.search(warning, found[0])
+
+
+@pytest.mark.parametrize("change", ["budget.max=1024", "eval.budgets=[4, 64]", "budget.max=32"])
+def test_the_advice_on_untrained_budgets_ends_the_warning(change):
+    _, settings, method = budgets_line(change)
+    (warning,) = untrained_budgets(settings, method)
+    advice = re.search(r"; set ((?:eval.budgets=\[.*?\]|[^ ,]+=\d+ ?)+)", warning)[1].strip()
+    words = re.findall(r"[a-z.]+=(?:\[.*?\]|\d+)", advice)
+    _, settings, method = budgets_line(change, *words)
+    assert untrained_budgets(settings, method) == []
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_shipped_config_has_untrained_budgets(name):
+    config = config_io.load([name] if not name.startswith("methods/") else ["quickstart", name])
+    settings = resolve(config).method
+    assert untrained_budgets(settings, load_method(settings)) == []
 
 
 def test_a_method_of_a_file_chooses_its_budgets_up_to_the_largest(tmp_path):

@@ -13,12 +13,13 @@ import pytest
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.config.checks import problems
+from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.questions import ledger
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training import algorithm
-from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.algorithm import iterate, sample_step
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.undo import (
     MOST_IN_A_ROW,
@@ -116,6 +117,7 @@ def replay(bound, closed, restored=1.0):
         state = dataclasses.replace(first, updates=jnp.int32(step))
         if guard.breach(shares(share)) is not None and guard.can_undo(state):
             guard.undo()
+            guard.count_undone()
             undone.append(step)
             guard.keep(state, shares(restored))
         else:
@@ -472,15 +474,45 @@ def test_a_resumed_guard_stops_after_as_many_updates_as_without_the_stop(ruined,
     _, state, _ = ruined
     guard = guard_after(1.0)
     for _ in range(before_stop):
-        guard.undo()
+        guard.count_undone()
     _, meta = guard.to_save(state)
     resumed = UpdateGuard({"undo_closed_answers": 0.9})
     resumed.load(state.train, state.train, json.loads(json.dumps(meta)))
     assert resumed.breach(shares(0.5)) == guard.breach(shares(0.5)) is not None
     for _ in range(MOST_IN_A_ROW - before_stop):
         assert not resumed.has_stopped
-        resumed.undo()
+        resumed.count_undone()
     assert resumed.has_stopped
+
+
+def test_an_update_counts_as_undone_only_after_its_step_was_sampled_again(
+    runs, tmp_path, tokenizer, monkeypatch
+):
+    """A step that is interrupted while it is sampled again is saved with the update."""
+    config = load(tmp_path, "bacr-weighted", "train.minibatches=1")
+    run, state = run_of(config, tokenizer, Odd())
+    guard = Scripted(None, None, "closed is 0")
+    for step in range(2):
+        state, _ = iterate(run, state, step, guard=guard)
+
+    def interrupted(*args, again=False):
+        if again:
+            raise Preempted("stopped by SIGTERM")
+        return sample_step(*args)
+
+    for _ in range(MOST_IN_A_ROW):
+        with monkeypatch.context() as patch, pytest.raises(Preempted):
+            patch.setattr(algorithm, "sample_step", interrupted)
+            iterate(run, state, 2, guard=guard)
+        saved, meta = guard.to_save(state)
+        assert meta["undone_in_a_row"] == 0
+        guard = Scripted("closed is 0", "still 0")
+        guard.load(saved.before_update, state.train, json.loads(json.dumps(meta)))
+    state, iteration = iterate(run, state, 2, guard=guard)
+    expected_state, expected = runs["undone"]
+    jax.tree.map(np.testing.assert_array_equal, state, expected_state)
+    assert iteration.notes == expected[2].notes
+    assert guard.to_save(state)[1]["undone_in_a_row"] == 1
 
 
 def test_the_step_is_sampled_again_with_another_key(runs):

@@ -94,6 +94,59 @@ def test_check_tries_a_verifier_on_reference_answers(failing, capsys):
     )
 
 
+ZERO = """
+def check(question, answer, gold):
+    return 0.0
+"""
+
+
+def check_zero_verifier(tmp_path, key):
+    """Runs `bacr train --check` with a verifier that scores 0, and returns its exit code."""
+    from bacr_jax.train import main
+
+    verifier, config = tmp_path / "zero.py", tmp_path / "small.yaml"
+    verifier.write_text(ZERO)
+    config.write_text(WHOLE_RUN)
+    words = [f"output.dir={tmp_path / 'run'}", key.format(f"{verifier}:check"), *FAST]
+    try:
+        return main(["--config", str(config), "--check", *words])
+    except SystemExit as left:
+        return left.code
+
+
+def test_check_refuses_a_grader_that_gives_no_reward(tmp_path, capsys):
+    assert check_zero_verifier(tmp_path, "grader={}") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "zero.py:check: scores of reference answers: 0, 0, 0, 0; a policy that answers" in line
+    assert "set data.answers=verbatim if the references are not answers" in line
+
+
+def test_check_accepts_a_reward_that_only_scores_the_thinking(tmp_path, capsys):
+    assert check_zero_verifier(tmp_path, "reward.weights={{correct: 1, '{}': 0.2}}") == 0
+    assert "0, 0, 0, 0 (right if it scores the format or the thinking)" in capsys.readouterr().out
+
+
+def test_check_accepts_a_verifier_that_gives_no_reward_to_references_that_are_no_answers(
+    tmp_path, capsys
+):
+    from bacr_jax.train import main
+
+    verifier, config = tmp_path / "zero.py", tmp_path / "small.yaml"
+    verifier.write_text(ZERO)
+    config.write_text(WHOLE_RUN)
+    (tmp_path / "own.jsonl").write_text('{"question": "2+2", "answer": "assert f() == 4"}\n')
+    spec = f"jsonl:{tmp_path}/own.jsonl"
+    words = [
+        *(f"output.dir={tmp_path / 'run'}", f"grader={verifier}:check", *FAST),
+        *(f"data.train={spec}", f"data.eval=['{spec}']", "data.answers=verbatim"),
+        *("data.num_groups=1", "data.prompt_format=characters", "warmup.steps=0"),
+    ]
+    with pytest.raises(SystemExit) as left:
+        main(["--config", str(config), "--check", *words])
+    assert left.value.code == 0
+    assert "zero.py:check: scores of reference answers: 0" in capsys.readouterr().out
+
+
 def moody(answer, times):
     """Hangs, fails, or replies with NaN, text, part credit or a score.
 

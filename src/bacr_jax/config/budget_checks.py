@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from bacr_jax.config.derived import drawn
 from bacr_jax.config.method_settings import BudgetConfig
 from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
@@ -100,6 +101,43 @@ def budget_problems(settings: MethodSettings, vocab: str | None) -> Iterator[str
         yield (
             f"curriculum.mu0 has {len(locations)} values, but data.num_groups={groups}; use one "
             "number, or one per difficulty group"
+        )
+
+
+def budget_warnings(budget: BudgetConfig, evaluated: Sequence[int]) -> Iterator[str]:
+    """Yields a warning for each budget that `budget.prior=choices` never samples.
+
+    Such a budget is valid, for example to evaluate longer thinking than was trained, so it is not
+    an error. The budget 0 is never trained, and causes no warning.
+
+    Args:
+      budget: section `budget` of the config.
+      evaluated: `eval.budgets`.
+    """
+    trained = drawn(budget, evaluated)
+    if budget.prior != "choices" or not trained:
+        return
+    # If the user lists the trained budgets, the evaluated budgets do not affect training.
+    untrained = [] if budget.choices else [b for b in evaluated if b and b not in trained]
+    if untrained:
+        new_range = []
+        if min(untrained) < budget.min:
+            new_range.append(f"budget.min={min(untrained)}")
+        if max(untrained) > budget.max:
+            new_range.append(f"budget.max={max(untrained)}")
+        yield (
+            f"eval.budgets={written(tuple(evaluated))}: no trace is trained at "
+            f"{', '.join(map(str, untrained))}, because only budgets from "
+            f"budget.min={budget.min} to budget.max={budget.max} are trained; set "
+            f"{' '.join(new_range)} to train at all of them"
+        )
+    if max(trained) < budget.max and max(evaluated) <= budget.max:
+        key = "budget.choices" if budget.choices else "eval.budgets"
+        longer = written((*trained, budget.max) if budget.choices else (*evaluated, budget.max))
+        yield (
+            f"budget.max={budget.max}: the largest trained budget is {max(trained)}, because "
+            f"budget.prior=choices samples from {key}; set {key}={longer} to train at "
+            f"{budget.max}, or budget.max={max(trained)}"
         )
 
 

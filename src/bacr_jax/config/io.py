@@ -24,7 +24,7 @@ from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.paths import expand_paths
 from bacr_jax.config.reader import read_entry
 from bacr_jax.config.schema import Config
-from bacr_jax.config.shipped import locate
+from bacr_jax.config.shipped import is_overlay, locate
 from bacr_jax.config.values import FrozenMap, describe, written
 from bacr_jax.config.yaml import (
     Entry,
@@ -178,10 +178,44 @@ def load(
         (`renamed_keys`). Used only for the files in run folders.
 
     Raises:
-      UserError: if a file can't be parsed, a key is unknown, or a value has the wrong type.
+      UserError: if a file can't be parsed, a key is unknown, a value has the wrong type, or a
+        preset of a method comes before the config that it should change.
     """
     files = [parse_file(locate(path)) for path in paths]
+    _check_order(paths, files)
     return _over({}, overrides, files, accept_earlier=accept_earlier)
+
+
+def _check_order(paths: Sequence[str | Path], files: Sequence[Parsed]) -> None:
+    """Checks that no preset of a method is undone by the first complete config after it.
+
+    A config is complete if it sets `method`. Small configs after a preset may change its keys.
+
+    Args:
+      paths: paths or names of configs.
+      files: the parsed configs.
+
+    Raises:
+      UserError: if a shipped preset comes first, and the first other config is complete and sets
+        the preset's keys again.
+    """
+    is_preset = [is_overlay(path) for path in paths]
+    if not paths or not is_preset[0] or all(is_preset):
+        return
+    base = is_preset.index(False)
+    base_keys = {entry.key for entry in _entries_of([files[base]])}
+    if "method" not in base_keys:
+        return
+    for path, file in zip(paths[:base], files[:base], strict=True):
+        undone = [entry.key for entry in _entries_of([file]) if entry.key in base_keys]
+        if undone:
+            order = [paths[base], *paths[:base], *paths[base + 1 :]]
+            more = f" and {len(undone) - 1} more of its keys" if len(undone) > 1 else ""
+            raise UserError(
+                f"{path}: this preset of a method comes before {paths[base]}, which sets "
+                f"{undone[0]}{more} again; pass the configs in the order "
+                f"{', '.join(map(str, order))}"
+            )
 
 
 def override(config: Config, overrides: Overrides) -> Config:

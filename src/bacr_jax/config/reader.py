@@ -10,6 +10,7 @@ from typing import Any
 
 from bacr_jax.config.fields import Key
 from bacr_jax.config.renamed_keys import RENAMED
+from bacr_jax.config.synonyms import synonym
 from bacr_jax.config.values import TypeMismatch, alternatives, any_of, convert, expected, shown
 from bacr_jax.config.yaml import Entry, nearest_key
 from bacr_jax.errors import UserError
@@ -71,11 +72,18 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
         raise refusal(f"{entry.where}: {name}", problem, RENAMED[name].name)
     if name not in keys:
         near = nearest_key(name, {dotted: key.is_section for dotted, key in keys.items()})
+        if near in keys and keys[near].is_section and not isinstance(entry.value, Mapping):
+            near = f"a key of the section {near} (bacr keys {near} lists them)"
         raise refusal(f"{entry.where}: {shown(name, quote=False)}", "there is no such key", near)
     where = f"{entry.where}: {name}"
     if keys[name].is_section:
         inside = [dotted for dotted in keys if dotted.rpartition(".")[0] == name]
         problem = f"found {entry.text}, but this is a section and not a key"
+        likely = synonym(name)
+        if likely is not None:
+            raise refusal(
+                where, problem, f"{likely}; bacr keys {name} lists all keys of the section"
+            )
         raise refusal(where, problem, f"one of {', '.join(inside)}")
     typed = entry.raw if entry.lenient else None
     if typed == "" and {str, type(None)} <= {*alternatives(keys[name].hint)}:

@@ -53,7 +53,12 @@ def description(name: str) -> str:
 
     The description is the text after `SUMMARY` in the first line, or the `title` of a study.
     """
-    for line in (root() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+    return file_description(root() / f"{name}.yaml")
+
+
+def file_description(path: Path) -> str:
+    """Returns the one-line description of a config file (see `description`), or ""."""
+    for line in path.read_text(encoding="utf-8").splitlines():
         for start in (SUMMARY, "title: "):
             if line.startswith(start):
                 return line.removeprefix(start).strip().strip("\"'").removesuffix(".")
@@ -74,8 +79,7 @@ def check_overlays(paths: Sequence[str | Path], *, in_python: bool = False) -> N
     Raises:
       UserError: if every path is a config in the folder `OVERLAYS`.
     """
-    overlay_folder = (root() / OVERLAYS).resolve()
-    if any(locate(path).resolve().parent != overlay_folder for path in paths):
+    if not all(map(is_overlay, paths)):
         return
     texts = list(map(str, paths))
     if in_python:
@@ -88,6 +92,11 @@ def check_overlays(paths: Sequence[str | Path], *, in_python: bool = False) -> N
         f"{overlays} sets only the method, and no other config is given; pass another config "
         f"first, for example {example}"
     )
+
+
+def is_overlay(path: str | Path) -> bool:
+    """True if a path or name refers to a shipped overlay, which sets only the keys of a method."""
+    return locate(path).resolve().parent == (root() / OVERLAYS).resolve()
 
 
 def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:

@@ -16,7 +16,7 @@ import yaml
 
 from bacr_jax import files
 from bacr_jax.config import shipped
-from bacr_jax.config.synonyms import synonym
+from bacr_jax.config.synonyms import synonym, whole_synonym
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
@@ -347,29 +347,35 @@ def nearest_key(key: str, names: Mapping[str, bool]) -> str:
 
     Returns the first of these suggestions that is available:
 
-    1. A key or subsection of the same section that is probably meant, up to a typo.
-    2. The settings of other sections whose last name is the same, and the key for which other
+    1. The key to use instead of the whole name, if other trainers have this name.
+    2. A key or subsection of the same section that is probably meant, up to a typo. It is left out
+       if other trainers have a key with this name, which is then no typo.
+    3. The settings of other sections whose last name is the same, and the key for which other
        trainers use this name.
-    3. A less similar key of the same section.
-    4. The list of all keys of the section.
-    5. If the section does not exist, the most similar setting of any section.
+    4. A less similar key of the same section.
+    5. The list of all keys of the section.
+    6. If the section does not exist, the most similar setting of any section.
 
     Args:
       key: the unknown dotted key.
       names: maps every dotted name to True for a section and False for a setting.
     """
+    whole_name = whole_synonym(key)
+    if whole_name is not None:
+        return whole_name
     parent, _, last = key.rpartition(".")
+    other_name = synonym(key)
     siblings = {
         name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == parent
     }
     typing_errors = difflib.get_close_matches(last, siblings, n=1, cutoff=_SLIP)
-    if typing_errors:
+    if typing_errors and other_name is None:
         return siblings[typing_errors[0]]
     settings = [name for name, is_section in names.items() if not is_section]
     same = [name for name in settings if name.rpartition(".")[2] == last]
-    other_name = synonym(key)
     if other_name is not None:
-        same.append(other_name)
+        # The synonym may already name a setting with the same last name.
+        same = [*(name for name in same if name not in other_name), other_name]
     if same:
         return any_of(same)
     similar = difflib.get_close_matches(last, siblings, n=1)

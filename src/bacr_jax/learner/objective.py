@@ -15,7 +15,7 @@ from bacr_jax import losses
 from bacr_jax.config import LossConfig
 from bacr_jax.learner.batch import Batch, joined
 from bacr_jax.learner.spec import LearnerSpec, phi_of
-from bacr_jax.learner.token_scores import TokenScores, score_tokens
+from bacr_jax.learner.token_scores import TokenScores, score_tokens_and_questions
 from bacr_jax.model import value
 from bacr_jax.types import Params, pytree
 
@@ -51,7 +51,9 @@ class LossNormalizers:
       tokens: denominator of the token losses, which depends on `loss.aggregate`. 1 if the batch has
         no sampled tokens.
       count: number of sampled tokens, at least 1. Used for metrics that are means over tokens.
-      rows: number of traces times number of truncation points, the denominator of the value loss.
+      rows: number of entries of `Batch.value_targets`, the denominator of the value loss. It is the
+        number of traces times the number of answers per trace, also if a truncation point has
+        several answers.
       has_tokens: True if any token contributes to the policy loss.
     """
 
@@ -229,13 +231,14 @@ def policy_terms(
         metrics["mismatch/masked"] = token_mean(~included)
     loss = losses.aggregate_sum(surrogate, mask, mode=settings.aggregate) / normalizers.tokens
     gap = jnp.where(mask, logp_before - sampler, 0.0)
+    k3 = losses.kl_penalty(sampler, logp_before, mask, kind="k3")
     is_clipped = is_capped | losses.is_clipped(ratio, advantages, **clip)
     return loss, {
         "loss/policy": loss,
         "policy/clipped_share": token_mean(is_clipped),
         "policy/ratio": token_mean(ratio),
         "mismatch/k1": token_mean(-gap),
-        "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
+        "mismatch/k3": token_mean(k3),
         "mismatch/absolute": token_mean(jnp.abs(gap)),
         **metrics,
     }
@@ -334,7 +337,7 @@ def objective(
     """
     batch = minibatch.batch
     reference = minibatch.reference
-    scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
+    scores, question = score_tokens_and_questions(policy, batch, allowed_tokens, spec=spec)
     before = minibatch.old
     if before is None:
         before = jax.lax.stop_gradient(scores)
@@ -357,7 +360,7 @@ def objective(
         logp_reference = joined(reference.thinking, reference.answers)
         kl = aggregate(losses.kl_penalty(logp, logp_reference, mask, kind=spec.loss.kl_kind))
     value_loss, value_metrics = value_terms(
-        policy, value_head, scores.question, batch, normalizers, spec=spec
+        policy, value_head, question, batch, normalizers, spec=spec
     )
     total = losses.total_loss(
         policy_loss,

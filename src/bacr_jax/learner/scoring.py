@@ -5,6 +5,7 @@ The evaluation, diagnostics and the check of vLLM servers call this module.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -14,9 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.model import logprobs, qwen2
+from bacr_jax.parallel import constrain, constrain_rows, row_shards
 from bacr_jax.types import Params, Trunks
 
-# Number of rows scored per call, so that the memory does not grow with the size of the rollout.
+# Number of rows scored per call and device, so that the memory does not grow with the size of the
+# rollout.
 _ROWS = 8
 
 
@@ -41,7 +44,8 @@ def response_logprobs(
 
     Args:
       params: parameters of the policy.
-      tokens: prompt and response of each row, right-padded.
+      tokens: prompt and response of each row, right-padded. The number of rows must be divisible by
+        `parallel.row_shards` of the mesh.
       prompt_lengths: number of prompt tokens of each row.
       lengths: number of tokens of each row, including the prompt.
       budgets: budget in tokens that the policy receives as input. Negative for rows without a
@@ -63,7 +67,7 @@ def response_logprobs(
         config=spec.model,
         lengths=lengths,
         conditioned=condition(params, budgets, response, spec),
-        compute=dataclasses.replace(spec, remat="none", mesh=None),
+        compute=dataclasses.replace(spec, remat="none"),
     )
     rows, width = tokens.shape
     before = hidden[:, :-1]
@@ -78,12 +82,15 @@ def response_logprobs(
         allowed_tokens=allowed_tokens,
         temperature=spec.temperature,
         chunk=spec.chunk,
+        mesh=spec.mesh,
     )
     inside = response & (positions < lengths[:, None])
     inside = inside[:, 1:]
     scores = jnp.where(inside, scores.reshape(rows, width - 1), 0.0)
     # The first token of a row has no predecessor and therefore no score.
-    return jnp.pad(scores, ((0, 0), (1, 0)))
+    scores = jnp.pad(scores, ((0, 0), (1, 0)))
+    # Replicate the result on all devices, because the host reads it.
+    return constrain(scores, spec.mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -99,7 +106,8 @@ def next_token_logprobs(
 ) -> Float[Array, "B V"]:
     """Returns the log-probabilities of all possible next tokens after each sequence (row), in nats.
 
-    The arguments are the same as for `response_logprobs`.
+    The arguments are the same as for `response_logprobs`. With several devices, the rows of the
+    result are split over the devices.
     """
     positions = jnp.arange(tokens.shape[1])
     hidden = qwen2.forward(
@@ -108,14 +116,15 @@ def next_token_logprobs(
         config=spec.model,
         lengths=lengths,
         conditioned=condition(params, budgets, positions >= prompt_lengths[:, None], spec),
-        compute=dataclasses.replace(spec, remat="none", mesh=None),
+        compute=dataclasses.replace(spec, remat="none"),
     )
     index = (lengths - 1)[:, None, None]
     last = jnp.take_along_axis(hidden, index, axis=1)[:, 0]
     if spec.product_dtype is not None:
         last = last.astype(spec.product_dtype)
+    last = constrain_rows(last, spec.mesh)
     return logprobs.next_token_logprobs(
-        last, qwen2.output_head(params), allowed_tokens, spec.temperature
+        last, qwen2.output_head(params), allowed_tokens, spec.temperature, spec.mesh
     )
 
 
@@ -177,7 +186,9 @@ def thinking_energies(
         )
 
     num_rows = len(tokens)
-    energies = in_portions(score_rows, np.arange(num_rows), min(_ROWS, num_rows))
+    shards = row_shards(spec.mesh)
+    rows_per_device = min(_ROWS, math.ceil(num_rows / shards))
+    energies = in_portions(score_rows, np.arange(num_rows), rows_per_device * shards)
     index = np.arange(trunks.logprobs.shape[1])
     last = tokens.shape[1] - 1
     positions = np.minimum(start[:, None] + index, last)

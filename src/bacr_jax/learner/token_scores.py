@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.learner.batch import Batch, joined
 from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.model import logprobs, qwen2, value
-from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
+from bacr_jax.parallel import constrain_rows, row_shards
 from bacr_jax.types import Params, pytree
 
 
@@ -25,14 +25,12 @@ class TokenScores:
       thinking, answers: log-probability of each token, in nats.
       thinking_entropy, answers_entropy: entropy of the policy's distribution at each token, in
         nats.
-      question: pooled hidden state h_q of each question, fp32, an input of the value head.
     """
 
     thinking: Float[Array, "B T"]
     answers: Float[Array, "B M T"]
     thinking_entropy: Float[Array, "B T"]
     answers_entropy: Float[Array, "B M T"]
-    question: Float[Array, "B D"]
 
 
 def chunked_logprobs(
@@ -59,18 +57,7 @@ def chunked_logprobs(
     """
     b, t, _ = states.shape
     states = states if spec.product_dtype is None else states.astype(spec.product_dtype)
-
-    def gather(head: Array) -> Array:
-        return constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
-
-    # Cast and gather the output matrix once instead of once per chunk. If the matrix is cast, the
-    # forward pass does not read the fp32 master weights.
-    copy = None
-    if states.dtype != jnp.float32:
-        # Shard the cast matrix before the gather, so that devices exchange the narrower dtype.
-        cast = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
-        copy = gather(constrain(cast, spec.mesh)["lm_head"])
-    lm_head = gather(lm_head)
+    lm_head, copy = logprobs.gathered_head(lm_head, states.dtype, spec.mesh)
     tokens_per_chunk = spec.chunk * row_shards(spec.mesh, spec.row_axes)
     width = min(max(tokens_per_chunk // b, 1), t)
 
@@ -122,6 +109,17 @@ def score_tokens(
 ) -> TokenScores:
     """Computes log-probabilities and entropies of all sampled tokens in one forward pass.
 
+    The arguments are as for `score_tokens_and_questions`.
+    """
+    scores, _ = score_tokens_and_questions(params, batch, allowed_tokens, spec=spec)
+    return scores
+
+
+def score_tokens_and_questions(
+    params: Params, batch: Batch, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
+) -> tuple[TokenScores, Float[Array, "B D"]]:
+    """Computes `score_tokens`, and the inputs of the value head, in one forward pass.
+
     The state at position prompt_length - 1 + t of a trunk (prompt and thinking) predicts thinking
     token t. The state at position n - 1 + t of a branch (forced suffix of n tokens and answer)
     predicts answer token t. Forced tokens are used as inputs, but are not scored.
@@ -131,6 +129,10 @@ def score_tokens(
       batch: the traces.
       allowed_tokens: True for ids that can be sampled.
       spec: static settings of the learner.
+
+    Returns:
+      The scores, and the pooled hidden state h_q of each question in fp32, an input of the value
+      head.
     """
     positions = jnp.arange(batch.trunk.shape[1])
     response = positions >= batch.prompt_lengths[:, None]
@@ -176,7 +178,7 @@ def score_tokens(
         return thinking, answers.reshape(b, m, a)
 
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
-    return TokenScores(*split(logp), *split(entropy), question)
+    return TokenScores(*split(logp), *split(entropy)), question
 
 
 def _score_listed_tokens(
@@ -185,10 +187,11 @@ def _score_listed_tokens(
     batch: Batch,
     allowed_tokens: Bool[Array, "V"],
     spec: LearnerSpec,
-) -> TokenScores:
+) -> tuple[TokenScores, Float[Array, "B D"]]:
     """Scores the sampled tokens of a batch without padding (`Batch.real_tokens`).
 
-    Scores of positions without a sampled token are 0.
+    Scores of positions without a sampled token are 0. The results are as for
+    `score_tokens_and_questions`.
 
     Args:
       states: final hidden states of all tokens that are not padding.
@@ -235,4 +238,4 @@ def _score_listed_tokens(
 
     trunk = real.spread(states)[:, :s]
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
-    return TokenScores(*split(logp), *split(entropy), question)
+    return TokenScores(*split(logp), *split(entropy)), question

@@ -37,31 +37,46 @@ SLACK = 1.1
 # enough. A step whose KL divergence is far from quadratic in its length needs two or three times.
 MOST_SHRINKS = 4
 # The KL divergence is measured on about this many traces of a minibatch. It is a mean over tokens,
-# so more traces would cost forward passes and hardly change it.
+# so more traces would cost forward passes and hardly change it. With `train.micro_batch_rows`,
+# traces without tokens count as well.
 MEASURED_TRACES = 64
 
 
-def measured_micro_batches(traces: Sequence[int]) -> list[int]:
+def num_measured(micro_batches: int, traces: int) -> int:
+    """Returns the number of micro-batches that have about `MEASURED_TRACES` traces together.
+
+    Args:
+      micro_batches: number of all micro-batches.
+      traces: number of traces in all micro-batches.
+    """
+    return min(math.ceil(MEASURED_TRACES * micro_batches / traces), micro_batches)
+
+
+def measured_micro_batches(traces: Sequence[int], count: int | None = None) -> list[int]:
     """Chooses the micro-batches on which the KL divergence of a step is measured.
 
-    The chosen micro-batches have about `MEASURED_TRACES` traces together. They are evenly spaced,
-    because micro-batches can be sorted by length. If there are not more traces, all micro-batches
-    with a trace are chosen.
+    The chosen micro-batches are evenly spaced, because micro-batches can be sorted by length.
+    Micro-batches without a trace are only chosen if there are too few others.
 
     Args:
       traces: number of traces with sampled tokens in each micro-batch.
+      count: number of micro-batches to choose. None chooses the micro-batches with a trace that
+        have about `MEASURED_TRACES` traces together, or all micro-batches if there is no trace.
 
     Returns:
-      Indices of the chosen micro-batches, in increasing order. All of them if there is no trace.
+      Indices of the chosen micro-batches, in increasing order.
     """
-    candidates = [index for index, count in enumerate(traces) if count]
-    if not candidates:
-        return list(range(len(traces)))
-    count = math.ceil(MEASURED_TRACES * len(candidates) / sum(traces))
-    count = min(count, len(candidates))
+    with_traces = [index for index, number in enumerate(traces) if number]
+    if count is None:
+        if not with_traces:
+            return list(range(len(traces)))
+        count = num_measured(len(with_traces), sum(traces))
+    if count > len(with_traces):
+        without_traces = [index for index, number in enumerate(traces) if not number]
+        return sorted(with_traces + without_traces[: count - len(with_traces)])
     # The middles of `count` sections of equal size.
-    middles = [(2 * i + 1) * len(candidates) // (2 * count) for i in range(count)]
-    return [candidates[middle] for middle in middles]
+    middles = [(2 * i + 1) * len(with_traces) // (2 * count) for i in range(count)]
+    return [with_traces[middle] for middle in middles]
 
 
 def kl_sum(

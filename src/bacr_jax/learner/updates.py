@@ -35,7 +35,13 @@ from bacr_jax.learner.train_step import (
     score_batch,
     train_step,
 )
-from bacr_jax.learner.trust_region import ScoringStep, Step, bounded, measured_micro_batches
+from bacr_jax.learner.trust_region import (
+    ScoringStep,
+    Step,
+    bounded,
+    measured_micro_batches,
+    num_measured,
+)
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
 from bacr_jax.types import Params
@@ -286,7 +292,10 @@ class Updates:
             return unlimited
         rows_of_parts = np.arange(size).reshape(num_parts, -1)
         has_tokens = _has_tokens(part)
-        chosen = measured_micro_batches([int(has_tokens[rows].sum()) for rows in rows_of_parts])
+        traces = [int(has_tokens[rows].sum()) for rows in rows_of_parts]
+        # The number of measured micro-batches does not depend on the tokens of the batch, because
+        # each number is compiled separately.
+        chosen = measured_micro_batches(traces, num_measured(num_parts, size))
         rows = rows_of_parts[chosen].ravel()
         is_subset = len(chosen) < num_parts
         measured = minibatch.batch

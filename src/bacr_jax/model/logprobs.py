@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.model import products
+from bacr_jax.parallel import DECODE, AnyMesh, constrain, constrain_rows, row_shards
 
 # Logit of tokens that may not be sampled. It is finite, but its probability is exactly 0 in fp32.
 _IMPOSSIBLE = -1e30
@@ -47,11 +48,36 @@ _rounded_product.defvjp(_rounded_product_forward, _rounded_product_gradient)
 
 
 def head_copy(lm_head: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
-    """Casts the output matrix to the dtype of its products, with a stopped gradient.
-
-    Callers should make this copy once, outside of any loop over chunks.
-    """
+    """Casts the output matrix to the dtype of its products, with a stopped gradient."""
     return jax.lax.stop_gradient(lm_head.astype(dtype))
+
+
+def gathered_head(
+    lm_head: Float[Array, "V D"], dtype: Any, mesh: AnyMesh | None
+) -> tuple[Float[Array, "V D"], Float[Array, "V D"] | None]:
+    """Casts and gathers the output matrix, so that devices exchange weights instead of logits.
+
+    Callers should do this once, outside of any loop over chunks. If the matrix is cast, the forward
+    pass does not read the fp32 matrix.
+
+    Args:
+      lm_head: output matrix.
+      dtype: dtype of the hidden states.
+      mesh: device mesh, or None for a single device.
+
+    Returns:
+      The arguments `lm_head` and `copy` of `masked_logits`.
+    """
+
+    def gather(head: Array) -> Array:
+        return constrain({"lm_head": head}, mesh, rules=DECODE)["lm_head"]
+
+    copy = None
+    if dtype != jnp.float32:
+        # Shard the cast matrix before the gather, so that devices exchange the narrower dtype.
+        cast = {"lm_head": head_copy(lm_head, dtype)}
+        copy = gather(constrain(cast, mesh)["lm_head"])
+    return gather(lm_head), copy
 
 
 def masked_logits(
@@ -152,6 +178,7 @@ def map_logits(
     allowed_tokens: Bool[Array, "V"] | None = None,
     temperature: float = 1.0,
     chunk: int = 512,
+    mesh: AnyMesh | None = None,
 ) -> Any:
     """Applies a function to the logits and target of each row, one chunk of rows at a time.
 
@@ -165,20 +192,28 @@ def map_logits(
       targets: token that each row predicts.
       allowed_tokens: see `masked_logits`.
       temperature: see `masked_logits`.
-      chunk: number of rows per chunk.
+      chunk: number of rows per chunk and device.
+      mesh: device mesh over which the rows are split, or None for a single device. The number of
+        rows must be divisible by `parallel.row_shards`.
 
     Returns:
       The results of `of_scores`, concatenated along the rows.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
-    copy = None if hidden.dtype == jnp.float32 else head_copy(lm_head, hidden.dtype)
+    shards = row_shards(mesh)
+    lm_head, copy = gathered_head(lm_head, hidden.dtype, mesh)
 
     def of_chunk(inputs: tuple[Array, Array]) -> Any:
-        states, ids = inputs
+        states, ids = constrain_rows(inputs, mesh)
+        states = states.reshape(-1, states.shape[-1])
         scores = masked_logits(states, lm_head, allowed_tokens, temperature, copy)
-        return of_scores(scores, ids)
+        results = of_scores(scores, ids.reshape(-1))
+        return jax.tree.map(lambda x: x.reshape(shards, -1), results)
 
-    return by_chunks(of_chunk, (hidden, targets), chunk)
+    # Each chunk contains rows of every device, so that rows stay on their devices.
+    inputs = (hidden.reshape(shards, -1, hidden.shape[-1]), targets.reshape(shards, -1))
+    results = by_chunks(of_chunk, inputs, chunk, axis=1)
+    return jax.tree.map(lambda x: x.reshape(-1), results)
 
 
 def next_token_logprobs(
@@ -186,9 +221,10 @@ def next_token_logprobs(
     lm_head: Float[Array, "V D"],
     allowed_tokens: Bool[Array, "V"] | None = None,
     temperature: float = 1.0,
+    mesh: AnyMesh | None = None,
 ) -> Float[Array, "R V"]:
     """Computes log softmax of all logits, in nats. Tokens that are not allowed get about -1e30."""
-    copy = None if hidden.dtype == jnp.float32 else head_copy(lm_head, hidden.dtype)
+    lm_head, copy = gathered_head(lm_head, hidden.dtype, mesh)
     scores = masked_logits(hidden, lm_head, allowed_tokens, temperature, copy)
     return scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 

@@ -141,23 +141,53 @@ class TaskData:
         for grader in self._user_verifiers:
             grader.check(functools.partial(print, file=sys.stderr, flush=True))
 
-    def try_verifiers(self) -> list[str]:
+    def try_verifiers(self, *, references_are_answers: bool) -> list[str]:
         """Scores some of the reference answers with user-defined verifiers, as a test.
 
+        Args:
+          references_are_answers: False if the grader may score 0 on all references, because they
+            may be texts that are not answers, such as unit tests (`data.answers=verbatim`).
+
         Returns:
-          One line with the scores of each verifier.
+          One line with the scores of each verifier. The functions of `reward.weights` may score 0
+          on all references, because they can also score the format or the thinking.
 
         Raises:
-          UserError: If a verifier scores none of the answers.
+          UserError: If a verifier returns no score for any of the answers, or if the grader returns
+            only scores of 0. The error has one line for each such verifier.
         """
         answers = self.train.set.answers
         rows = [row for row, answer in enumerate(answers) if answer][:REFERENCES_TRIED]
         if not rows:
             return []
-        return [self._try_verifier(grader, rows) for grader in self._user_verifiers]
+        lines = []
+        faults: list[str] = []
+        for grader in self._user_verifiers:
+            try:
+                line, has_reward = self._try_verifier(grader, rows)
+            except UserError as error:
+                faults += error.lines
+                continue
+            is_reward = any(grader is reward for reward in self.rewards.values())
+            if not has_reward and is_reward:
+                line += " (right if it scores the format or the thinking)"
+            elif not has_reward and references_are_answers:
+                faults.append(
+                    f"{line}; a policy that answers correctly would get no reward; fix this "
+                    "function, or set data.answers=verbatim if the references are not answers"
+                )
+                continue
+            lines.append(line)
+        if faults:
+            raise UserError(*faults)
+        return lines
 
-    def _try_verifier(self, grader: VerifierGrader, rows: list[int]) -> str:
-        """Scores some reference answers of the training set with one verifier."""
+    def _try_verifier(self, grader: VerifierGrader, rows: list[int]) -> tuple[str, bool]:
+        """Scores some reference answers of the training set with one verifier.
+
+        Returns:
+          A line with the scores, and True if at least one score is above 0.
+        """
         name = grader.verifier.named
         references = [self.train.set.answers[row] for row in rows]
         questions = [self.train.set.questions[row] for row in rows]
@@ -176,7 +206,7 @@ class TaskData:
         line = f"{name}: scores of reference answers: {scores}"
         if num_failed:
             line += f"; {num_failed} without a score (last error: {grader.last_failure})"
-        return line
+        return line, any(float(verdict.correct) > 0 for verdict in verdicts)
 
     @property
     def _verifiers(self) -> dict[str, Any]:

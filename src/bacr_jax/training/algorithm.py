@@ -194,6 +194,7 @@ def guarded(
         f"undid the update of step {step}, because {breach}; this step is sampled again",
     )
     sampled_again = sample_step(run, state, step, clock, poll, again=True)
+    guard.count_undone()
     second_breach = guard.breach(shares_of(sampled_again[0][0]))
     if second_breach is not None:
         notes += (

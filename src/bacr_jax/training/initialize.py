@@ -252,7 +252,8 @@ def check_inputs(
             batches = SftBatches(settings.warmup, _warmup_task_data(settings, task_data))
             if check_texts is not None:
                 check_texts(batches.texts_digest)
-        lines = task_data.try_verifiers()
+        are_answers = settings.task.data.answers == "parsed"
+        lines = task_data.try_verifiers(references_are_answers=are_answers)
         task_data.close()
         return method, task_data, lines
     except UserError as error:

@@ -17,6 +17,7 @@ import jax
 
 from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
+from bacr_jax.config.budget_checks import budget_warnings
 from bacr_jax.config.derived import mixture
 from bacr_jax.config.presets import method_text, preset_of
 from bacr_jax.config.settings import MethodSettings, resolve
@@ -88,6 +89,8 @@ def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = F
             wrapped = _wrapped(part, width, indent, " " * _LABEL_WIDTH)
             lines += [line.replace(_FIXED_BLANK, " ") for line in wrapped]
             indent = " " * _LABEL_WIDTH
+    for warning in untrained_budgets(resolve(facts.config).method, facts.method):
+        lines += _wrapped(warning, width, "", " " * _LABEL_WIDTH)
     return lines
 
 
@@ -188,7 +191,7 @@ def _model(facts: RunFacts) -> str:
 
 
 def _size(facts: RunFacts, is_check: bool) -> list[str]:
-    """Returns texts about steps and budgets, about the questions, and about the run folder."""
+    """Returns texts about the steps, the budgets, the questions and the run folder."""
     config = facts.config
     rollout = config.rollout
     train = facts.task_data.train.set
@@ -208,40 +211,66 @@ def _size(facts: RunFacts, is_check: bool) -> list[str]:
     if num_unevaluated:
         questions += f"; {num_unevaluated:,} left out of the evaluation sets"
     return [
-        f"{size}; {_budgets(resolve(config).method, facts.method)}",
+        size,
+        trained_budgets(resolve(config).method, facts.method),
         questions,
         f"in {_fixed(str(facts.folder))}; Ctrl-C saves and stops, the same command resumes",
     ]
 
 
-def _budgets(settings: MethodSettings, method: Method) -> str:
-    """Returns a text with the smallest and the largest budget that training samples.
+def trained_budgets(settings: MethodSettings, method: Method) -> str:
+    """Returns a text with the budgets that training samples, as a list or as a range.
 
     Args:
       settings: settings of the method.
       method: method built from the settings.
     """
-    largest = settings.budget.max
-    if method.follows_prior:
+    budget = settings.budget
+    largest = budget.max
+    if _samples_prior(settings, method):
         least, most = settings.budget_range
     elif settings.method not in registry.built_in_methods():
         return f"budgets up to {largest:,}"
-    elif not method.truncates_at_budget:
-        # The budgets in the prompts are sampled from the prior.
-        least, most = settings.budget_range
     elif settings.method == "elastic":
         least = most = max(math.ceil(settings.elastic.share * largest), 1)
     else:
         least = most = largest
-    stages = settings.budget.stages
-    if stages:
-        limits = [
-            stage_limit(stages, step=stage, total_steps=len(stages), b_max=largest)
-            for stage in range(len(stages))
-        ]
-        least = min(least, *limits)
-        most = min(most, max(limits))
+    limits = [
+        stage_limit(budget.stages, step=stage, total_steps=len(budget.stages), b_max=largest)
+        for stage in range(len(budget.stages))
+    ] or [largest]
+    if budget.prior == "choices" and _samples_prior(settings, method):
+        sampled = {min(choice, limit) for choice in settings.budget_choices for limit in limits}
+        key = "budget.choices" if budget.choices else "eval.budgets"
+        noun = "budget" if len(sampled) == 1 else "budgets"
+        return f"{noun} {', '.join(map(str, sorted(sampled)))} ({key})"
+    least = min(least, *limits)
+    most = min(most, max(limits))
     return f"budget {most:,}" if least == most else f"budgets {least:,} to {most:,}"
+
+
+def untrained_budgets(settings: MethodSettings, method: Method) -> list[str]:
+    """Returns warnings about budgets of the config that training never samples.
+
+    Methods that do not use `budget.prior` train at `budget.max`, and cause no warning.
+
+    Args:
+      settings: settings of the method.
+      method: method built from the settings.
+    """
+    if not _samples_prior(settings, method):
+        return []
+    warnings = budget_warnings(settings.budget, settings.evaluated)
+    return [f"WARNING, {warning}" for warning in warnings]
+
+
+def _samples_prior(settings: MethodSettings, method: Method) -> bool:
+    """True if a method is known to sample its budgets from `budget.prior`.
+
+    Built-in methods that do not truncate traces sample the budgets in their prompts.
+    """
+    is_built_in = settings.method in registry.built_in_methods()
+    return method.follows_prior or (is_built_in and not method.truncates_at_budget)
 
 
 def _left_out(rows: Sequence[LeftOut], list_command: str) -> str:

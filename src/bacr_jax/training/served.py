@@ -21,7 +21,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import write_params
 from bacr_jax.export.model_card import Exported
 from bacr_jax.learner.scoring import in_portions, next_token_logprobs
-from bacr_jax.parallel import processes
+from bacr_jax.parallel import processes, row_shards
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import Fleet
 from bacr_jax.rollout.probe import BOUNDS, CONTEXTS, DEPTH, Context, Probe
@@ -31,7 +31,7 @@ from bacr_jax.runs.health import MISMATCH
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET, Params
 
-# Number of contexts scored in one forward pass, to limit memory.
+# Number of contexts per device that are scored in one forward pass, to limit memory.
 _ROWS_PER_PASS = 8
 
 
@@ -178,6 +178,7 @@ def _make_probe(run: Run) -> Probe:
                 spec=spec,
             )
 
-        return in_portions(score_rows, np.arange(len(contexts)), _ROWS_PER_PASS)
+        rows_per_pass = _ROWS_PER_PASS * row_shards(spec.mesh)
+        return in_portions(score_rows, np.arange(len(contexts)), rows_per_pass)
 
     return Probe(draw, score)

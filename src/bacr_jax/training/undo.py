@@ -242,17 +242,21 @@ class UpdateGuard:
         return int(train.updates) > self._before.updates
 
     def undo(self) -> TrainState:
-        """Returns the train state before the last update, on its devices.
-
-        The update counts as undone.
-        """
+        """Returns the train state before the last update, on its devices."""
         assert self._before is not None
-        self._undone_in_a_row += 1
         return jax.tree.map(
             lambda copy: copy.on_devices(),
             self._before.train,
             is_leaf=_is_host_array,
         )
+
+    def count_undone(self) -> None:
+        """Counts the last update as undone.
+
+        Call this function when the step has been sampled again. If the sampling is interrupted, the
+        run is saved with the update, and the resumed run undoes the update again.
+        """
+        self._undone_in_a_row += 1
 
     def accept(self) -> None:
         """Counts the last update as accepted. A guard that has stopped remains stopped."""
