@@ -212,9 +212,12 @@ def test_the_controls_page_has_the_presets_lead(arm, label):
     ("when", "label"),
     [("before", "seed 2: after the warm-up"), ("after", "BACR, 30 steps")],
 )
-def test_the_recipes_page_has_the_run_that_failed(when, label):
-    (run,) = cells("smollm2-recipe-cpu")
-    page = (ROOT / "docs" / "smollm2-runs.md").read_text().split("### A run that failed")[1]
+@pytest.mark.parametrize(
+    ("folder", "part"), [("smollm2-recipe-bounded-cpu", 0), ("smollm2-recipe-cpu", 1)]
+)
+def test_the_page_of_smollm2_has_the_runs_with_and_without_the_bound(folder, part, when, label):
+    (run,) = cells(folder)
+    page = (ROOT / "docs" / "smollm2-runs.md").read_text().split("### A run that failed")[part]
     row = re.search(rf"^\| {label} \| (.*) \|$", page, re.MULTILINE)[1].replace("*", "")
     greedy = run["summary"]["eval"][when]["greedy"]
     entries = [greedy[budget] for budget in ("12", "20", "28", "48")]
