@@ -1,6 +1,7 @@
 """The KL of a step by hand, and steps that are shortened until they are within the bound."""
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -253,19 +254,26 @@ def test_a_step_within_the_bound_has_one_more_pass_and_a_shortened_one_two(
     assert float(metrics["policy/update_scale"]) < 1.0 and len(passes) >= 3
 
 
+def assert_equal_but_for_rounding(actual, expected):
+    """Checks that two updates with and without a bound have the same result.
+
+    The program with a bound also returns scores, so XLA can fuse its operations in another way.
+    On some processors a result then differs in its last bit.
+    """
+    compare = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-9)
+    jax.tree.map(compare, actual, expected)
+
+
 def test_a_bound_that_no_step_meets_changes_nothing_but_two_metrics(batch):
     tx = optax.adam(1e-4)
     whole, metrics = updated(batch, None, tx, minibatches=2)
     limited, measured = updated(batch, 10.0, tx, minibatches=2)
-    jax.tree.map(
-        np.testing.assert_array_equal, dataclasses.asdict(limited), dataclasses.asdict(whole)
-    )
+    assert_equal_but_for_rounding(dataclasses.asdict(limited), dataclasses.asdict(whole))
     assert set(measured) - set(metrics) == {"policy/update_kl", "policy/update_scale"}
     assert (
         float(measured["policy/update_scale"]) == 1.0 and float(measured["policy/update_kl"]) > 0.0
     )
-    for name in metrics:
-        assert float(metrics[name]) == float(measured[name]), name
+    assert_equal_but_for_rounding({name: measured[name] for name in metrics}, metrics)
 
 
 def test_both_updates_of_a_step_are_bounded_and_moments_are_those_of_whole_steps(batch):
@@ -275,7 +283,7 @@ def test_both_updates_of_a_step_are_bounded_and_moments_are_those_of_whole_steps
     assert float(metrics["policy/update_scale"]) < 1.0
     assert int(limited.updates) == int(whole.updates) == 2
     first = lambda state: jax.tree.leaves(state.policy_opt)[0]
-    np.testing.assert_array_equal(first(limited), first(whole))
+    assert_equal_but_for_rounding(first(limited), first(whole))
 
 
 def test_a_step_that_leaves_the_policy_alone_is_not_measured(batch):
