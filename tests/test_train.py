@@ -796,15 +796,17 @@ def test_a_finished_run_that_goes_on_is_finished_no_more_and_its_best_is_one_tha
     from bacr_jax.train import main
     from bacr_jax.training.evaluations import Evaluations
 
-    add, score = Evaluations.add, {2: 0.5, 3: 0.9}
+    append, scores = Evaluations._append, {2: 0.5, 3: 0.9, 4: 0.3}
 
-    def scored(self, record, **given):
+    def scored(self, record):
+        score = scores.get(record["step"], 0.1)
         for by_mode in record["anytime"].values():
             for entry in by_mode.values():
-                entry["mean"] = score.get(record["step"], 0.1)
-        add(self, record, **given)
+                entry["mean"] = score
+                entry["mean_ci95"] = [score - 0.01, score + 0.01]
+        append(self, record)
 
-    monkeypatch.setattr(Evaluations, "add", scored)
+    monkeypatch.setattr(Evaluations, "_append", scored)
     run = tmp_path / "run"
     keep_one = ["checkpoint.keep=1", f"warmup.dir={finished / 'warmup'}", *PLAIN]
     train(config, run, *keep_one, "train.steps=3")
