@@ -66,11 +66,11 @@ def runs_of(folder: Path, study: Study) -> Iterator[Run]:
             yield Run(cell, {mode: list(changes_of(cell, before, name, mode)) for mode in modes})
 
 
-def failed_text(runs: Sequence[Run], mode: str) -> str:
-    """Returns the number of failed runs with the interval of their share: `1 of 6 [0, 64]`."""
+def failed_item(runs: Sequence[Run], mode: str) -> Item:
+    """Formats the number of failed runs with the interval of their share: `1 of 6 [0, 64]`."""
     failed = sum(any(change.failed for change in run.changes[mode]) for run in runs)
     low, high = clopper_pearson_interval(failed, len(runs))
-    return f"{failed} of {len(runs)} [{100 * low:.0f}, {100 * high:.0f}]"
+    return items.failed_item({"failed": failed, "runs": len(runs), "low": low, "high": high})
 
 
 def shown_losses(runs: Sequence[Run], *, at_smallest: bool) -> int:
@@ -118,8 +118,8 @@ def row_of(label: str, machine: str, runs: Sequence[Run]) -> list[Item]:
     return [
         label,
         machine,
-        failed_text(runs, GREEDY),
-        failed_text(runs, SAMPLED),
+        failed_item(runs, GREEDY),
+        failed_item(runs, SAMPLED),
         str(shown_losses(runs, at_smallest=False)),
         str(shown_losses(runs, at_smallest=True)),
         worst_text(runs),

@@ -1,6 +1,6 @@
 """Describes in one line which checkpoint a command uses, and which checkpoint of a run is best."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bacr_jax.config.cli import BEST, NEWEST
@@ -35,6 +35,29 @@ def declines_of(records: Iterable[Mapping[str, Any]]) -> list[Decline]:
     ]
 
 
+def certainty_text(worse: Sequence[Decline]) -> str:
+    """Lists results that are worse than before training, and whether they may be chance.
+
+    Results that a test shows to be worse come first. Results of earlier versions were not tested
+    and come last, without a remark.
+
+    Args:
+      worse: results of one evaluation set; at least one.
+    """
+    parts = []
+    for is_shown in (True, False, None):
+        selected = [decline for decline in worse if decline.is_shown is is_shown]
+        if not selected:
+            continue
+        text = decline_text(selected)
+        if is_shown:
+            text += " (shown by an exact test)"
+        elif is_shown is not None:
+            text += f" (may be chance with {selected[0].problems:,} questions)"
+        parts.append(text)
+    return "; ".join(parts)
+
+
 def step_lines(chosen: ChosenStep) -> Iterator[str]:
     """Yields a line with the selected checkpoint and the reason for its selection.
 
@@ -51,13 +74,13 @@ def step_lines(chosen: ChosenStep) -> Iterator[str]:
             warned_set = chosen.best["set"]
             yield printable(
                 f"WARNING, step {chosen.step}: the best checkpoint, yet worse than before training "
-                f"on {set_title(warned_set)}: {decline_text(declines)}"
+                f"on {set_title(warned_set)}: {certainty_text(declines)}"
             )
     for name, records in chosen.declines_at_end.items():
         if name != warned_set and records:
             yield printable(
                 f"WARNING, step {chosen.step}: worse than before training on {set_title(name)}: "
-                f"{decline_text(declines_of(records))}"
+                f"{certainty_text(declines_of(records))}"
             )
 
 

@@ -20,7 +20,7 @@ from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import evaluation, figures, plots, table
 from bacr_jax.report.charts import Bars, Chart
-from bacr_jax.report.chosen_step import best_note, declines_of
+from bacr_jax.report.chosen_step import best_note, certainty_text, declines_of
 from bacr_jax.report.evaluation_charts import (
     accuracy_charts,
     completion_charts,
@@ -30,7 +30,7 @@ from bacr_jax.report.evaluation_charts import (
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
 from bacr_jax.report.paired import paired_differences
 from bacr_jax.report.run_data import ODD, RunData, labels_of, malformed_files_refused, read_run
-from bacr_jax.report.table import NONE, Table, budget_name, by_size, decline_text, set_title
+from bacr_jax.report.table import NONE, Table, budget_name, by_size, set_title
 from bacr_jax.report.traces import Trace, read_traces, shown_traces, traces_section
 from bacr_jax.report.training_charts import (
     budget_charts,
@@ -201,19 +201,8 @@ def _worse_text(run: RunData) -> str:
     worse = _declines_by_set(run)
     titles = table.set_titles(worse)
     return "; ".join(
-        f"on {titles[name]}: {_with_certainty(of_set)}" for name, of_set in worse.items() if of_set
+        f"on {titles[name]}: {certainty_text(of_set)}" for name, of_set in worse.items() if of_set
     )
-
-
-def _with_certainty(worse: Sequence[Decline]) -> str:
-    """Lists declines of a set. Those that a test shows come first, and others are marked."""
-    remarks = {True: " (shown by an exact test)", False: " (may be chance)", None: ""}
-    parts = []
-    for is_shown, remark in remarks.items():
-        selected = [decline for decline in worse if decline.is_shown is is_shown]
-        if selected:
-            parts.append(f"{decline_text(selected)}{remark}")
-    return "; ".join(parts)
 
 
 def _declines_by_set(run: RunData) -> dict[str, list[Decline]]:

@@ -214,10 +214,9 @@ SYMPTOMS = {
     "lost_reward": Symptom(
         _has_lost_reward,
         f"no answer was right for {LOST_REWARD_PATIENCE} steps, although some were right in every "
-        "step before. "
-        "Look at rollouts/: if the answers are no longer closed or repeat themselves, go back to "
-        "an earlier checkpoint and set a lower optimizer.learning_rate; otherwise set a larger "
-        "rollout.questions",
+        "step before. Look at rollouts/: if the answers are no longer closed or repeat themselves, "
+        "go back to an earlier checkpoint and set a lower optimizer.learning_rate; otherwise set a "
+        "larger rollout.questions",
         LOST_REWARD_PATIENCE,
     ),
     "always_right": Symptom(
@@ -242,9 +241,8 @@ SYMPTOMS = {
         _closes_less,
         f"for {SHORT_PATIENCE} steps, fewer answers than at the first step end with the closing "
         "tag (rollout/closed_answers, or at one budget rollout/closed_answers_BUDGET): the policy "
-        "is degrading at one or more budgets. Look at "
-        "rollouts/, go back to an earlier checkpoint, and set a lower optimizer.learning_rate "
-        "and optimizer.conditioning_learning_rate",
+        "is degrading at one or more budgets. Look at rollouts/, go back to an earlier checkpoint, "
+        "and set a lower optimizer.learning_rate and optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
     "repetition": Symptom(

@@ -21,7 +21,7 @@ from bacr_jax.files import append_line
 from bacr_jax.prompts.prompted_questions import PromptedQuestions
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.report import table
-from bacr_jax.report.chosen_step import best_note, declines_of
+from bacr_jax.report.chosen_step import best_note, certainty_text, declines_of
 from bacr_jax.report.figures import short_names
 from bacr_jax.report.page import try_report
 from bacr_jax.report.traces import Trace, is_right, read_traces, shown_traces
@@ -300,27 +300,8 @@ def decline_warning(set_name: str, worse: Sequence[Decline], prefix: str = "") -
         advice = "If it lasts, set" if prefix else "If other seeds lose it too, set"
     yield (
         f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
-        f"{_declines_text(worse)}. {advice} a lower optimizer.learning_rate"
+        f"{certainty_text(worse)}. {advice} a lower optimizer.learning_rate"
     )
-
-
-def _declines_text(worse: Sequence[Decline]) -> str:
-    """Describes results that are worse than before training, and whether they may be chance.
-
-    Results that a test shows to be worse come first.
-
-    Args:
-      worse: the results; at least one.
-    """
-    certain = [decline for decline in worse if decline.is_shown]
-    uncertain = [decline for decline in worse if not decline.is_shown]
-    parts = []
-    if certain:
-        parts.append(f"{table.decline_text(certain)} (shown by an exact test)")
-    if uncertain:
-        questions = f"{uncertain[0].problems:,} questions"
-        parts.append(f"{table.decline_text(uncertain)} (may be chance with {questions})")
-    return "; ".join(parts)
 
 
 def end_lines(
@@ -357,7 +338,7 @@ def end_lines(
         line = (
             "WARNING, all evaluated checkpoints are worse than before training at some budget. "
             "The policy before training had better results than the best of them: "
-            f"{_declines_text(declined)}"
+            f"{certainty_text(declined)}"
         )
         yield f"{line}. {start}" if start else line
 
