@@ -1,6 +1,6 @@
 """Packs the raw data of runs into one compressed file, for docs/results.
 
-    python benchmarks/pack_runs.py runs/quickstart-seeds/*/ --out docs/results/quickstart-cpu
+    python benchmarks/pack_runs.py runs/quickstart-seeds/*/ --out docs/results/NAME
         --about commit=74ba7c52 "machine=two cores of ..." "versions=jax ..." "other work=..."
 
 The output file is cells.jsonl.xz. It contains a JSON line for each run with the keys id (the name

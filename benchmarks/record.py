@@ -4,18 +4,20 @@ Every benchmark with the option `--record FILE` calls `write`. `compare.py` comp
 docs/make_performance.py writes the tables of docs/performance.md from benchmarks/baselines/*.json.
 This module does not measure anything. Standard library only.
 
-A file contains the benchmark's name and settings, the date, the commit, the machine, the versions
-of the packages, and for each measurement its values with their median and quartiles. A ratio names
-two measurements; its value is the ratio of their medians.
+A file contains the benchmark's name and settings, the date, the commit, the machine with its kernel
+and NVIDIA driver, the versions of the packages, and for each measurement its values with their
+median and quartiles. A ratio names two measurements; its value is the ratio of their medians.
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("bacr_jax", "jax", "jaxlib", "numpy", "torch", "transformers", "trl")
+# Names of the packages of JAX's plug-in for NVIDIA GPUs, such as jax-cuda13-pjrt.
+PLUGIN = re.compile(r"jax[-_]cuda\d+[-_](plugin|pjrt)")
 # Options that select files or an environment. They do not affect the measurement.
 NOT_SETTINGS = ("record", "out", "folder", "ours", "trl", "run", "python", "on_demand")
 # Minimum number of values for a bootstrap interval of a median. With fewer, only the ratio is
@@ -140,19 +144,25 @@ def commit() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Returns the processor, the number of usable cores, the memory and the accelerators."""
+    """Returns the processor, usable cores, memory, kernel release, accelerators and their driver.
+
+    The driver is missing if the machine has no NVIDIA driver.
+    """
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    driver_version = driver()
     return {
         "processor": fields.get("model name", platform.machine()),
         "family": fields.get("cpu family"),
         "model": fields.get("model"),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30),
+        "kernel_release": platform.release(),
         "accelerators": accelerators(),
+        **({} if driver_version is None else {"driver": driver_version}),
         "load_before": round(os.getloadavg()[2], 2),
     }
 
@@ -165,10 +175,41 @@ def accelerators() -> list[str]:
     return [device.device_kind for device in jax.devices()]
 
 
+def driver(root: Path = Path("/")) -> str | None:
+    """Returns the version of the NVIDIA driver, or None if there is no driver.
+
+    Args:
+      root: root folder of the file system.
+    """
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    text = ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        text = done.stdout
+    except (OSError, subprocess.SubprocessError):
+        # Containers may have the driver without nvidia-smi.
+        with contextlib.suppress(OSError):
+            text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return match[0] if match else None
+
+
+def gpu_packages() -> list[str]:
+    """Returns the names of the installed packages of JAX's GPU plug-in, and of its cuDNN.
+
+    The list is empty without a plug-in, because other packages also install cuDNN.
+    """
+    names = sorted({package.name or "" for package in importlib.metadata.distributions()})
+    plugins = [name for name in names if PLUGIN.fullmatch(name)]
+    if not plugins:
+        return []
+    return plugins + [name for name in names if name.startswith("nvidia-cudnn-")]
+
+
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the installed packages that are measured."""
+    """Returns the versions of Python, of the measured packages and of JAX's GPU plug-in."""
     result = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *gpu_packages()):
         try:
             result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

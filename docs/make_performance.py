@@ -42,6 +42,8 @@ def machine_of(content: Mapping[str, Any]) -> str:
     parts = [f"{machine['processor']} (family {machine['family']}, model {machine['model']})"]
     parts.append(f"{machine['cores']} cores, {machine['memory_gib']} GiB")
     parts.extend(machine["accelerators"])
+    if "driver" in machine:
+        parts.append(f"driver {machine['driver']}")
     return ", ".join(parts)
 
 

@@ -13,8 +13,10 @@
 #              SERVING_PYTHON, or python
 #   --dry-run  print the command that would run on the newest policy (with --gpus, the command of each
 #              server), and do nothing
-# All other arguments are passed to vLLM, such as --dtype float32 or --tensor-parallel-size 2. Anyone
-# who can connect to the port can replace the policy, so set VLLM_API_KEY and use a private network.
+# All other arguments are passed to vLLM, such as --dtype float32 or --tensor-parallel-size 2. The server
+# listens on 127.0.0.1. If the learner runs on another machine, pass --host 0.0.0.0. Anyone who can
+# connect to the port can then replace the policy: VLLM_API_KEY protects the routes that sample, but not
+# the routes that load weights. Only a private network or a firewall protects those.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -80,7 +82,8 @@ while :; do
     sleep 1
   done
   command=("$python" -m vllm.entrypoints.openai.api_server --model "$folder")
-  command+=(--served-model-name policy --port "$port" --dtype bfloat16)
+  # vLLM uses the last --host. Without the option, it listens on all interfaces.
+  command+=(--served-model-name policy --host 127.0.0.1 --port "$port" --dtype bfloat16)
   command+=(--logprobs-mode processed_logprobs ${rest[@]+"${rest[@]}"})
   if [ "$dry_run" = 1 ]; then
     printf '%q ' "${command[@]}" | sed 's/ $//'

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on several nodes with Slurm and vLLM (rollout.engine=vllm). The first node is the learner and
-# uses all its GPUs. Each other node runs a vLLM server per GPU, on the ports 8000, 8001, ... The policy
+# uses all its GPUs. Each other node runs a vLLM server per GPU, on the ports 8000, 8001, ... Anyone who can
+# connect to these ports can replace the policy (launch/sampler.sh), so use a private network. The policy
 # must fit on one GPU in bfloat16. Not tested on GPUs yet.
 #
 #   sbatch --nodes 3 launch/slurm_with_vllm.sh --weights DIR [--gpu NAME] [--python PYTHON]
@@ -66,7 +67,7 @@ for node in "${samplers[@]}"; do
 done
 servers=(srun --overlap --nodes "${#samplers[@]}" --ntasks "${#samplers[@]}")
 servers+=(--nodelist "$(IFS=, && echo "${samplers[*]}")" "$here/sampler.sh" --weights "$weights")
-servers+=(--python "$python" --gpus "$gpus")
+servers+=(--python "$python" --gpus "$gpus" --host 0.0.0.0) # reachable by the learner's node
 train=(srun --overlap --nodes 1 --ntasks 1 --nodelist "${nodes[0]}")
 train+=("${PYTHON:-python}" -m bacr_jax.train "${rest[@]}" rollout.engine=vllm)
 train+=("rollout.urls=[$urls]" "rollout.weights_dir=$weights")

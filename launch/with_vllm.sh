@@ -2,13 +2,15 @@
 # Trains on one machine with vLLM (rollout.engine=vllm). The first GPUs are for the learner, and each
 # of the other GPUs runs a vLLM server that samples. Not tested on GPUs yet.
 #
-#   launch/with_vllm.sh --learner N --samplers M [--gpu NAME] [--python PYTHON] [--dry-run]
-#       --config F [key.sub=value ...]
+#   launch/with_vllm.sh --learner N --samplers M [--gpu NAME] [--python PYTHON] [--host ADDRESS]
+#       [--dry-run] --config F [key.sub=value ...]
 #
 #   --learner   number of GPUs for the learner, the first ones (of CUDA_VISIBLE_DEVICES, if it is set)
 #   --samplers  number of GPUs for sampling
 #   --gpu       settings of the learner, as in launch/one_box.sh
 #   --python    interpreter of the environment with vLLM and the plugin, as in launch/sampler.sh
+#   --host      address on which the servers listen, and which the learner uses; 127.0.0.1 by default.
+#               Other addresses can be reached from other machines (launch/sampler.sh).
 #   --dry-run   print the commands that would run, and do nothing
 # All other arguments are passed to `bacr train`, such as rollout.async_steps=1. The servers load policies
 # from memory (/dev/shm). They are stopped when training ends for any reason. Until then, their logs
@@ -18,13 +20,14 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$here/environment.sh"
 
-learner="" samplers="" gpu=() python="${SERVING_PYTHON:-python}" dry_run=0 rest=()
+learner="" samplers="" gpu=() python="${SERVING_PYTHON:-python}" host=127.0.0.1 dry_run=0 rest=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --learner) needs_value "$1" $#; learner="$2"; shift 2 ;;
     --samplers) needs_value "$1" $#; samplers="$2"; shift 2 ;;
     --gpu) needs_value "$1" $#; gpu=(--gpu "$2"); shift 2 ;;
     --python) needs_value "$1" $#; python="$2"; shift 2 ;;
+    --host) needs_value "$1" $#; host="$2"; shift 2 ;;
     --dry-run) dry_run=1; shift ;;
     -h | --help) show_help "$0"; exit 0 ;;
     *) rest+=("$1"); shift ;;
@@ -40,14 +43,14 @@ done
 some_gpus 0 $((learner + samplers)) >/dev/null # all of them are there
 weights="/dev/shm/bacr-$$" urls=""
 for ((i = 0; i < samplers; i++)); do
-  urls+="${urls:+, }http://127.0.0.1:$((8000 + i))"
+  urls+="${urls:+, }http://$host:$((8000 + i))"
 done
 train=("$here/one_box.sh" ${gpu[@]+"${gpu[@]}"} --gpus "$learner" "${rest[@]}")
 train+=(rollout.engine=vllm "rollout.urls=[$urls]" "rollout.weights_dir=$weights")
 if [ "$dry_run" = 1 ]; then
   for ((i = 0; i < samplers; i++)); do
     printf 'CUDA_VISIBLE_DEVICES=%s ' "$(some_gpus $((learner + i)) 1)"
-    printf '%q ' "$here/sampler.sh" --weights "$weights" --port $((8000 + i)) --python "$python"
+    printf '%q ' "$here/sampler.sh" --weights "$weights" --host "$host" --port $((8000 + i)) --python "$python"
     echo
   done
   exec "${train[@]}" --dry-run
@@ -66,7 +69,7 @@ trap '[ -z "$training" ] || kill -USR1 "$training"' USR1
 mkdir -p "$weights"
 for ((i = 0; i < samplers; i++)); do
   CUDA_VISIBLE_DEVICES="$(some_gpus $((learner + i)) 1)" "$here/sampler.sh" --weights "$weights" \
-    --port $((8000 + i)) --python "$python" >"$weights/sampler-$((8000 + i)).log" 2>&1 &
+    --host "$host" --port $((8000 + i)) --python "$python" >"$weights/sampler-$((8000 + i)).log" 2>&1 &
   pids+=($!)
 done
 "${train[@]}" &

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the quickstart with bacr-robust, prints the evaluation table, and exports the model. Needs
+# Trains the quickstart with bacr-bounded, prints the evaluation table, and exports the model. Needs
 # no download and no GPU.
 #
 #   recipes/quickstart.sh [--dry-run] [--out DIR] [key.sub=value ...]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares bacr-robust with published GRPO on a task in which short thinking is less accurate. Both
+# Compares bacr-bounded with published GRPO on a task in which short thinking is less accurate. Both
 # start from the same warm-up. Produces two evaluation tables and a page that compares the runs. Needs
 # no download and no GPU.
 #
@@ -8,7 +8,7 @@
 #   --dry-run  print the commands that would run, and do nothing
 #   --out      a new folder, runs/recipe-tradeoff by default
 # All other arguments are overrides of both training configs. An interrupted recipe continues where it
-# stopped. For several seeds and equal generated tokens see benchmarks/tradeoff.py.
+# stopped.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/steps.sh"

@@ -1,5 +1,6 @@
 """`bacr evaluate`, on models small enough for a test."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 import hf_world
 from bacr_jax import evaluate
 from bacr_jax.config import Config
+from bacr_jax.errors import UserError
 from bacr_jax.evaluate import parse, settings_name, settle
 from bacr_jax.evaluation import job
 from bacr_jax.export import policy_folder
@@ -550,6 +552,17 @@ def test_24_rows_of_gsm8k_at_three_budgets_with_the_real_tokenizer(tmp_path, cap
 def test_an_evaluation_is_named_by_the_options_that_change_its_samples(options, name):
     arguments = parse(["--run", "a", *options.split()])
     assert settings_name(arguments, settle(arguments, Config()).eval) == name
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["data.prompt_format=boxed", "data.prompt_format = boxed", "data={prompt_format: boxed}"],
+)
+def test_a_policy_that_writes_its_budget_keeps_its_prompt_format(override):
+    trained = dataclasses.replace(Config(), method="selfbudgeter")
+    with pytest.raises(UserError) as refusal:
+        settle(parse(["--run", "a", override]), trained)
+    assert str(refusal.value).startswith(f"{override} can't be used with SelfBudgeter")
 
 
 def test_options_with_paths_get_a_digest_that_keeps_them_apart():

@@ -8,8 +8,10 @@ import pytest
 
 import bacr_jax
 import hf_world
+import thinking_world
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.ask import Session
 from bacr_jax.export import policy_folder
 from bacr_jax.model.hf import hf_config
 from bacr_jax.model.sizes import Qwen2Config
@@ -75,6 +77,35 @@ def test_several_samples_differ_and_equal_calls_are_equal(policy):
     assert len({answer.tokens for answer in drawn}) > 2
     assert policy.generate(QUESTIONS[0], budget=[4, 12], samples=4) == drawn
     assert policy.generate(QUESTIONS[0], budget=[4, 12], samples=4, seed=1) != drawn
+
+
+def test_a_model_that_thinks_by_itself_is_sampled_by_default(tmp_path, monkeypatch):
+    sampling = {"do_sample": True, "temperature": 0.7, "top_p": 0.8}
+    base = thinking_world.thinking_folder(
+        tmp_path / "base", "qwen3", hf_world.FAMILIES["qwen3"], **sampling
+    )
+    asked = []
+
+    def spy(self, questions, budgets, *, samples, temperature, top_p, seed):
+        asked.append((temperature, top_p))
+        return []
+
+    monkeypatch.setattr(Session, "ask", spy)
+    overrides = {"data.prompt_format": "native"}
+    native = bacr_jax.load(base, overrides=overrides)
+    native.generate("q", 4)
+    native.generate("q", 4, samples=2)
+    native.generate("q", 4, temperature=0)
+    native.generate("q", 4, temperature=0.3)
+    native.generate("q", 4, top_p=0.4)
+    bacr_jax.load(base, overrides={**overrides, "eval.temperature": 0.5}).generate("q", 4)
+    bacr_jax.load(base).generate("q", 4)
+    bacr_jax.load(base).generate("q", 4, samples=2)
+    assert asked == [
+        *[(0.7, 0.8), (0.7, 0.8), (0.0, 1.0), (0.3, 1.0), (0.7, 0.4), (0.5, 0.8)],
+        # Other prompt formats: greedy, or the defaults of the config.
+        *[(0.0, 1.0), (0.6, 0.95)],
+    ]
 
 
 @pytest.mark.parametrize("budget", [4, 12, None])

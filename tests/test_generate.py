@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import hf_world
+import thinking_world
 from bacr_jax import generate
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
@@ -17,6 +18,7 @@ from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation import ask as asking
 from bacr_jax.evaluation.ask import Answer
 from bacr_jax.export import policy_folder
+from bacr_jax.export.from_run import export
 from bacr_jax.generate import LiveColumns
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.questions.ledger import ledger_tokenizer, make_problems
@@ -64,6 +66,17 @@ def test_a_bare_model_is_asked_with_the_system_message_that_is_written():
     config = config_io.override(Config(), overrides)
     style = generate.prompt_format(resolve(config).method, is_run=False, overrides=overrides)
     assert (style.name, style.system) == ("think_answer", "Be brief.")
+
+
+@pytest.mark.parametrize(
+    "override", ["data.train=ledger", "data.train = ledger", "data={train: ledger}"]
+)
+def test_a_training_set_that_is_written_selects_the_format_of_a_bare_model(override):
+    config = config_io.override(Config(), [override])
+    settings = resolve(config).method
+    style = generate.prompt_format(settings, is_run=False, overrides=[override])
+    assert style.name == generate.prompt_format(settings, is_run=True, overrides=[]).name
+    assert style.name != "think_answer"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +141,77 @@ def test_sampling_follows_the_seed(capsys, model, question):
         ask(capsys, model, "--seed", seed, *options)[1] for seed in ("1", "1", "2")
     )
     assert one == again != other
+
+
+# Sampling settings of the publisher and of the run, which differ from the defaults.
+OF_BASE = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+OF_RUN = {"temperature": 0.5, "top_p": 0.9}
+AS_NATIVE = "data.prompt_format=native"
+
+
+@pytest.fixture(scope="module")
+def thinkers(tmp_path_factory):
+    """Options for a run of a model that thinks by itself, its export, and models as published."""
+    place = tmp_path_factory.mktemp("thinkers")
+    shape = hf_world.FAMILIES["qwen3"]
+    base = thinking_world.thinking_folder(place / "base", "qwen3", shape, **OF_BASE)
+    silent = thinking_world.thinking_folder(place / "silent", "qwen3", shape)
+    run = thinking_world.thinking_run(place / "run", base, eval=OF_RUN)
+    export(run, place / "out")
+    return {
+        "run": ["--run", str(run)],
+        "export": ["--model", str(place / "out")],
+        "published": ["--model", str(base), AS_NATIVE],
+        "without settings": ["--model", str(silent), AS_NATIVE],
+        "other format": ["--model", str(base)],
+    }
+
+
+def sampling_of(monkeypatch, *arguments):
+    """Returns the temperature and top-p with which a question is asked."""
+    asked = []
+
+    def spy(self, questions, budgets, *, temperature, top_p, **options):
+        asked.append((temperature, top_p))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking.Session, "ask", spy)
+    assert generate.main([*arguments, "--budget", "4", "What is 1+1?"]) == 130
+    return asked[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sampling"),
+    [
+        ("run", [], (0.5, 0.9)),
+        ("export", [], (0.7, 0.8)),
+        ("published", [], (0.7, 0.8)),
+        # The defaults of eval.temperature and eval.top_p.
+        ("without settings", [], (0.6, 0.95)),
+        ("other format", [], (0.0, 1.0)),
+        # Options take precedence.
+        ("run", ["--temperature", "0"], (0.0, 1.0)),
+        ("export", ["--temperature", "0.3"], (0.3, 1.0)),
+        ("export", ["--temperature", "0.3", "--top-p", "0.4"], (0.3, 0.4)),
+        ("export", ["--top-p", "0.4"], (0.7, 0.4)),
+    ],
+)
+def test_a_model_that_thinks_by_itself_is_sampled(monkeypatch, thinkers, name, options, sampling):
+    assert sampling_of(monkeypatch, *thinkers[name], *options) == sampling
+
+
+def test_top_p_has_an_effect_only_where_the_default_samples(capsys, thinkers):
+    arguments = [*thinkers["other format"], "--budget", "4", "--top-p", "0.4", "What is 1+1?"]
+    assert generate.main(arguments) == 2
+    assert "--top-p 0.4 has no effect, because --temperature 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["native", "boxed", "think_answer", "characters"])
+def test_a_bare_model_is_asked_in_the_format_that_is_written(name):
+    overrides = [f"data.prompt_format={name}"]
+    config = config_io.override(Config(), overrides)
+    style = generate.prompt_format(resolve(config).method, is_run=False, overrides=overrides)
+    assert style.name == name
 
 
 def typed(monkeypatch, *lines):

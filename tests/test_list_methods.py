@@ -24,11 +24,11 @@ def test_of_a_run_the_settings_are_listed_that_differ(tmp_path, capsys):
     assert main(["methods", "--run", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
-        f"{tmp_path}: bacr-robust with 1 change (BACR)",
+        f"{tmp_path}: bacr-bounded with 1 change (BACR)",
         "differs from the preset in 1 setting",
-        "  loss.clip_low=0.1 (bacr-robust: 0.2)",
+        "  loss.clip_low=0.1 (bacr-bounded: 0.2)",
     ]
-    assert lines[3] == "differs from the method's publication in 20 settings"
-    assert "  cuts.count=1 (published: 4)" in lines and len(lines) == 24
+    assert lines[3] == "differs from the method's publication in 21 settings"
+    assert "  cuts.count=1 (published: 4)" in lines and len(lines) == 25
     assert main(["methods", "--run", str(tmp_path / "none")]) == 2
     assert "contains no config.yaml" in capsys.readouterr().err

@@ -266,7 +266,7 @@ class TestAggregation:
 
 
 class TestValueLoss:
-    def test_eq13_by_hand(self):
+    def test_eq12_by_hand(self):
         got = losses.value_loss(jnp.array([0.5, 1.0]), jnp.array([1.3, 0.0]))
         np.testing.assert_allclose(got, [0.64, 1.0], rtol=1e-6)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import bacr_jax
 
@@ -22,7 +23,8 @@ DISTRIBUTION = {
     "PIL": "pillow",
     "vl_convert": "vl-convert-python",
 }
-# Imported where they are there, with a refusal that says what to install, or by JAX's leave.
+# Imported where they are there, with a refusal that says what to install, or because JAX or
+# transformers requires them.
 OWN = {folder.name for folder in (ROOT / "src").iterdir()}
 OPTIONAL = {"wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}
 OPTIONAL |= {"reasoning_gym", "verifiers", "gguf", "starlette", "uvicorn"}
@@ -47,6 +49,32 @@ def test_everything_imported_is_declared():
         and DISTRIBUTION.get(top, top).lower().replace("-", "_") not in declared
     }
     assert missing == set()
+
+
+def required_names(package):
+    """The names of all packages that are installed with a package, without extras."""
+    names = set()
+    waiting = [package]
+    while waiting:
+        for text in importlib.metadata.requires(waiting.pop()) or ():
+            requirement = Requirement(text)
+            name = canonicalize_name(requirement.name)
+            marker = requirement.marker
+            if name in names or marker is not None and not marker.evaluate({"extra": ""}):
+                continue
+            names.add(name)
+            waiting.append(name)
+    return names
+
+
+def test_no_extra_is_needed_for_a_package_that_is_installed_without_it():
+    """An error that asks for such an extra can't occur, or its advice is wrong."""
+    present = required_names("bacr_jax")
+    extras = PROJECT["optional-dependencies"]
+    for extra in extras.keys() - {"test"}:
+        for requirement in map(Requirement, extras[extra]):
+            is_present = canonicalize_name(requirement.name) in present
+            assert not is_present or requirement.extras, (extra, requirement.name)
 
 
 def test_the_import_is_light_and_the_command_is_a_module_and_a_call():

@@ -88,11 +88,19 @@ def test_it_is_a_command_of_the_package(capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is True
 
 
+@pytest.mark.parametrize(("options", "gb_per_s"), [((), 25), (("--network", "12.5"), 12.5)])
+def test_the_network_between_machines_is_an_option(options, gb_per_s):
+    words = ["--config", str(SEVEN), "--devices", "16", "--compile", "none", *options]
+    assert plan.answer(plan.parse(words)).device.network_bandwidth == gb_per_s * 1e9
+
+
 BAD = {
     "a number of devices": (["--devices", "0"], "--devices 0: the number"),
     "a known device": (["--device", "v100"], "use one of rtx-4090, a10, l4, rtx-5090"),
     "a memory": (["--device-memory", "0"], "--device-memory 0.0: the memory"),
     "a finite memory": (["--device-memory", "nan"], "--device-memory nan: the memory"),
+    "a network": (["--network", "0"], "--network 0.0: the bandwidth between machines"),
+    "a finite network": (["--network", "nan"], "--network nan: the bandwidth"),
     "a mesh of all devices": (
         ["--devices", "8", "mesh.fsdp=3"],
         "whose product is not the number of devices, 8; set",

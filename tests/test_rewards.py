@@ -1,3 +1,5 @@
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from bacr_jax import rewards
 
+unchecked = inspect.unwrap
 outcomes = hnp.arrays(
     np.float32,
     st.sampled_from([(2, 1), (1, 4), (3, 5)]),  # each new shape is a compilation
@@ -183,3 +186,26 @@ class TestDenseReward:
 
         r = jnp.array([[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
         np.testing.assert_allclose(jax.jit(jax.vmap(total))(r), total(r), rtol=1e-6)
+
+
+@pytest.mark.parametrize("array", [jnp.ones, np.ones])
+@pytest.mark.parametrize("shape", [(), (3,), (2,), (2, 1), (2, 3, 4)])
+def test_cuts_need_one_length_and_one_budget_for_each_trace(shape, array):
+    """Lengths of another shape than [2, 3] would broadcast against the cuts [2, 3, 4]."""
+    cuts = array((2, 3, 4), np.int32)
+    right = array((2, 3), np.int32)
+    wrong = array(shape, np.int32)
+    calls = [
+        (rewards.with_grace, (cuts, wrong, 1)),
+        (rewards.distinct_cuts, (cuts, wrong)),
+        (rewards.cuts_of_trace, (cuts, wrong, right)),
+        (rewards.cuts_of_trace, (cuts, right, wrong)),
+    ]
+    for function, arguments in calls:
+        with pytest.raises(AssertionError, match="shape"):
+            unchecked(function)(*arguments)
+
+
+def test_coefficients_are_of_one_list_of_weights():
+    with pytest.raises(AssertionError, match="rank"):
+        unchecked(rewards.outcome_coefficients)(jnp.ones((1, 4)), coefficient=0.3)

@@ -67,6 +67,18 @@ def test_constant_baseline(n, delta):
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_best_constant_saves_kappa_squared_over_f_and_n(n):
+    index, probability = groups(n)
+
+    def variance(delta):
+        return moments(index, probability, REWARDS[index] - (MU + delta))[1]
+
+    best = variance(KAPPA / F)
+    np.testing.assert_allclose(variance(0.0) - best, KAPPA**2 / (F * n), rtol=1e-5)
+    assert best < min(variance(KAPPA / F - 0.01), variance(KAPPA / F + 0.01))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
 def test_leave_one_out_baseline(n):
     index, probability = groups(n)
     mean, variance, _ = moments(index, probability, advantages.rloo_advantage(rewards_of(index)))
@@ -185,6 +197,35 @@ class TestMixedBudgets:
         baseline = np.asarray(r - advantages.rloo_advantage(r), np.float64)
         error = probability @ (baseline[:, 0] - np.asarray(v, np.float64)[:, 0]) ** 2
         np.testing.assert_allclose(error, (tau2 * self.N + within) / (self.N - 1), rtol=1e-5)
+
+    @pytest.mark.parametrize("rates", [(0.2, 0.8), (0.5, 0.5), (0.1, 0.9)])
+    def test_saving_of_a_perfect_value_by_the_share_of_variance_between_budgets(self, rates):
+        """1 - (1 - c)(1 - 1/N) of the mixed mean's noise, where rewards do not depend on scores.
+
+        Two responses with opposite scores, two budgets, and outcomes with the budget's pass rate.
+        """
+        rates, n = np.array(rates), self.N
+        cases = np.array(list(itertools.product((-1, 1), range(2), (0, 1))))
+        weights = self.BUDGET_PROBS[cases[:, 1]] / 2
+        weights *= np.where(cases[:, 2] == 1, rates[cases[:, 1]], 1 - rates[cases[:, 1]])
+        chosen = np.array(list(itertools.product(range(len(cases)), repeat=n)))
+        probability = weights[chosen].prod(-1)
+        scores, budgets, outcomes = np.moveaxis(cases[chosen], -1, 0)
+
+        def noise(advantage):
+            return probability @ (scores * np.asarray(advantage)).mean(1) ** 2
+
+        r = jnp.asarray(outcomes, jnp.float32)
+        mixed = noise(advantages.rloo_advantage(r))
+        perfect = noise(r - rates[budgets])
+        between = self.BUDGET_PROBS @ rates**2 - (self.BUDGET_PROBS @ rates) ** 2
+        share = between / (between + self.BUDGET_PROBS @ (rates * (1 - rates)))
+        np.testing.assert_allclose(1 - perfect / mixed, 1 - (1 - share) * (1 - 1 / n), rtol=1e-5)
+
+    def test_the_claimed_savings_need_a_fifth_or_more_of_the_variance_between_budgets(self):
+        """Of groups of 8, as in the paper: the shares that docs/theory.md names."""
+        shares = [round(1 - (1 - saving) / (1 - 1 / 8), 2) for saving in (0.3, 0.5)]
+        assert shares == [0.2, 0.43]
 
     def test_all_baselines_without_the_own_reward_stay_unbiased(self):
         index, probability, r, v = self.enumerate()

@@ -40,7 +40,6 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 from pack_study import small_picture  # noqa: E402
 from quickstart import mean_of  # noqa: E402
 from research.variance import report as variance_report  # noqa: E402
-from tradeoff import charts_of as tradeoff_charts_of  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # Pictures of the variance research: folder, file of results, regime of budgets, name.
@@ -51,12 +50,11 @@ VARIANCE = (
     ("variance-search-cpu", "seed-11.json.xz", "common", "seed-11"),
 )
 RUNS_PAGE = ROOT / "docs" / "smollm2-runs.md"
-TRADEOFF_PAGE = ROOT / "docs" / "tradeoff.md"
 VLLM_TABLE = ROOT / "docs" / "results" / "vllm-sampler" / "accuracy.md"
 VLLM_POLICIES = ("after the warm-up", "our decoder", "our decoder again", "vLLM", "one step ahead")
 # An entry of the SmolLM2 tables: accuracy and interval in percent, mean thinking tokens.
 ENTRY = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\],? ([\d.]+)")
-ROBUST_STYLE, GRPO_STYLE = styles_of(["bacr-robust", "grpo"])
+BACR_STYLE, GRPO_STYLE = styles_of(["bacr-bounded", "grpo"])
 
 
 def main() -> None:
@@ -74,7 +72,7 @@ def main() -> None:
                 [12, 20, 28, 48],
                 {
                     "after the warm-up": (REFERENCE, row(sums, "seed 2: after the warm-up")),
-                    "BACR, 30 steps": (ROBUST_STYLE, row(sums, "BACR, 30 steps")),
+                    "BACR, 30 steps": (BACR_STYLE, row(sums, "seed 2: BACR, 30 steps")),
                 },
             )
         ],
@@ -82,13 +80,12 @@ def main() -> None:
     columns = list(zip(*[row(gsm8k, str(budget)) for budget in (32, 64, 128, 192)]))
     policies = {
         "after the warm-up": REFERENCE,
-        "BACR, 61 steps": ROBUST_STYLE,
+        "BACR, 61 steps": BACR_STYLE,
         "GRPO, 40 steps": GRPO_STYLE,
     }
     entries = {name: (style, column) for (name, style), column in zip(policies.items(), columns)}
     charts = table_charts([32, 64, 128, 192], entries)
     draw("smollm2_gsm8k", "SmolLM2-135M on GSM8K: equal generated tokens", [charts])
-    draw("tradeoff", "Trade-off ledger: mean of 3 seeds", [tradeoff_charts()])
     draw("vllm_sampler", "Quickstart: our decoder and vLLM", [[vllm_chart()]])
     for folder_name, results, regime, name in VARIANCE:
         draw_variance(RESULTS / folder_name, results, regime, name)
@@ -157,7 +154,7 @@ def study_chart() -> Chart:
 
 def quickstart_charts() -> list[list[Chart]]:
     """Returns the charts of the quickstart's runs: accuracy by budget, then by tokens."""
-    packed = (RESULTS / "quickstart-cpu" / CELLS).read_bytes()
+    packed = (RESULTS / "quickstart-bounded-cpu" / CELLS).read_bytes()
     runs = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
     evaluations: dict[str, list[Any]] = {"warm-up": [], "BACR": [], "GRPO": []}
     for run in runs:
@@ -168,7 +165,7 @@ def quickstart_charts() -> list[list[Chart]]:
         else:
             evaluations["GRPO"].append(evaluation["after"])
     means = {name: mean_of(of_policy) for name, of_policy in evaluations.items()}
-    styles = dict(zip(means, (REFERENCE, ROBUST_STYLE, GRPO_STYLE)))
+    styles = dict(zip(means, (REFERENCE, BACR_STYLE, GRPO_STYLE)))
     charts = accuracy_charts(means, styles)
     half = len(charts) // 2
     return [charts[:half], charts[half:]]
@@ -185,25 +182,6 @@ def row_text(section: str, name: str) -> str:
 def row(section: str, name: str) -> list[tuple[float, ...]]:
     """Returns the entries of the first row of a name: accuracy, both ends, thinking tokens."""
     return [tuple(map(float, entry)) for entry in ENTRY.findall(row_text(section, name))]
-
-
-def tradeoff_charts() -> list[Chart]:
-    """Returns the charts of the trade-off's arms, from the table of docs/tradeoff.md."""
-    page = TRADEOFF_PAGE.read_text()
-    names = {
-        "own": "BACR, rewarded for the answer at its budget (`own`)",
-        "uniform": "BACR, the paper's uniform cuts (`uniform`)",
-        "anytime": "AnytimeReasoner (`anytime`)",
-    }
-    results = {}
-    for arm, name in names.items():
-        cells = row_text(page, name).split(" | ")
-        by_budget = []
-        for cell in cells[:2]:
-            shares = [float(percent) / 100 for percent in cell.split(" / ")]
-            by_budget.append(dict(zip(("8", "16", "24", "32"), shares)))
-        results[arm] = {"mean": dict(zip(("steps_share", "sampled"), by_budget))}
-    return tradeoff_charts_of(results)
 
 
 def vllm_chart() -> Chart:

@@ -161,7 +161,9 @@ def draw(
     references = [questions.set.answers[row] for row in rows]
     asked = [questions.set.questions[row] for row in rows]
     shape = (len(rows), cuts.shape[1], answers)
-    outcomes = task_data.verify(rollout.branches, references, questions=asked).reshape(shape)
+    outcomes = task_data.verify(
+        rollout.trunks, rollout.branches, references, questions=asked
+    ).reshape(shape)
     sampled, logprobs = np.asarray(rollout.trunks.sampled), rollout.trunks.logprobs
     surprise = advantages.segment_score_norm_proxy(*map(jnp.asarray, (logprobs, sampled, cuts)))
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])

@@ -52,6 +52,13 @@ _GPU_VALUES = 2**26
 _CPU_VALUES = 2**21
 # The values are integers below this limit, so that their float32 sums are exact.
 _LARGEST_VALUE = 1021
+# Number of copies between two waits. One copy of 1 GiB takes about 0.5 ms on an H200, so a wait
+# after each copy would be a noticeable part of the time.
+_COPIES = 8
+
+# Copies an array within the memory of its device. XLA compiles this function to one copy
+# instruction. An element-wise pass, such as a negation, reached a lower bandwidth on an H200.
+copy_array = jax.jit(jnp.copy)
 
 
 def _fastest_seconds(run: Callable[[], Any]) -> float:
@@ -99,7 +106,8 @@ def measure_peak(dtype: str) -> tuple[float, float]:
     """Measures the peak rates of this device.
 
     Returns:
-      FLOP/s of a large matrix product in `dtype`, and bytes/s of a large copy.
+      FLOP/s of a large matrix product in `dtype`, and bytes/s (read and written) of copies of a
+      large array.
     """
     on_gpu = jax.default_backend() == "gpu"
     side = 8192 if on_gpu else 1024
@@ -110,8 +118,14 @@ def measure_peak(dtype: str) -> tuple[float, float]:
     flops_per_s = 2 * side**3 / product_seconds
 
     line = jnp.ones(count, jnp.float32)
-    copy = jax.jit(jnp.negative)
-    copy_seconds = _fastest_seconds(lambda: copy(line))
+
+    def copy_often() -> jax.Array:
+        copied = line
+        for _ in range(_COPIES):
+            copied = copy_array(copied)
+        return copied
+
+    copy_seconds = _fastest_seconds(copy_often) / _COPIES
     # A copy reads and writes every byte.
     bytes_per_s = 2 * line.nbytes / copy_seconds
     return flops_per_s, bytes_per_s
@@ -196,7 +210,9 @@ def measure_throughput(subject: Subject) -> dict[str, float]:
         draw=lambda: lengths,
     )
     device = device_peak(subject)
-    planned = seconds.step_seconds(work, layout, device)
+    # The times of a bandwidth-bound and of a launch-bound step are not comparable, so the share of
+    # the bandwidth is computed without the time of kernel launches.
+    planned = seconds.step_seconds(work, layout, device, launch=0.0)
     matmul_share = ASSUMED.matmul * planned["update"] / update_seconds
     bandwidth_share = ASSUMED.bandwidth * planned["decode"] / decode_seconds
     tokens = int(sampled.sum() + answered.sum())
@@ -324,8 +340,13 @@ def plan(subject: Subject) -> Record:
         matmul_flops=matmul_flops,
         memory_bandwidth=bandwidth,
     )
-    assumed_seconds = seconds.step_seconds(work, layout, device, iteration)
-    measured_seconds = seconds.step_seconds(work, layout, measured_device, iteration)
+    # Only GPUs wait for the launches of their kernels.
+    launch = ASSUMED.launch if jax.default_backend() == "gpu" else 0.0
+    predict = functools.partial(
+        seconds.step_seconds, work, layout, planned=iteration, launch=launch
+    )
+    assumed_seconds = predict(device=device)
+    measured_seconds = predict(device=measured_device)
     measured = (
         f"an iteration {sum(measured_seconds.values()):.3g} s with the measured shares, "
         f"{sum(assumed_seconds.values()):.3g} s with the shares assumed of {device.name}; "

@@ -19,7 +19,8 @@ from bacr_grading.relations import joined_otherwise, values_by_name
 _SUBSCRIPT = re.compile(r"\d_(?:(\d)|\{(\d+)\})")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+\Z")
 _TIGHT_COMMA = re.compile(r"\d(?:,|\{,\})\d")
-_MARKED = re.compile(r"\\text\{([A-Za-z/]+)\}")
+# Letters or a unit in \text. Names in a product of units have a star between them.
+_MARKED = re.compile(r"\\text\{((?:[A-Za-z/*]|\^-?\d)+)\}")
 _CAPITALS = re.compile(r"\(?[A-Z]{3,}\)?\Z")
 ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
 _VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
@@ -98,9 +99,18 @@ def decide(
         ), "list"
     if clash(pred.unit, reference.unit, lenient=lenient):
         return False, "number"
-    if _MARKED.sub(r"\1", pred.key) == _MARKED.sub(r"\1", reference.key):
+    if is_same_without_text(pred, reference):
         return True, "string"
     return None, "symbolic"
+
+
+def is_same_without_text(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
+    r"""True if two answers differ only by `\text` around letters, as in "5\text{ km/s}"."""
+    return _without_text(pred.key) == _without_text(reference.key)
+
+
+def _without_text(key: str) -> str:
+    return _MARKED.sub(lambda match: match[1].replace("*", ""), key)
 
 
 def _decide_notation(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> Decision | None:

@@ -32,7 +32,6 @@ _TOKEN = re.compile(
 )
 _UNITS = re.compile(r"(?:[*/]?\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?)+\Z")
 _PLAIN = re.compile(r"-?[\d,.]+%?")
-_LITERAL = re.compile(r"-?\d+")
 _FAMILIES = {
     name: family
     for family, names in {

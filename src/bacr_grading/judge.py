@@ -30,6 +30,7 @@ from bacr_grading.guards import nesting, not_text, refuse
 from bacr_grading.normalize import clean
 from bacr_grading.numbers import PLACES, clash, rounds_to
 from bacr_grading.parsed_answer import ParsedAnswer, read
+from bacr_grading.plain_units import with_units
 from bacr_grading.pool import Request
 from bacr_grading.statement import Claim, claims
 
@@ -148,7 +149,7 @@ def parse_reference(text: str | None) -> Reference | None:
         return None
     if not_text(answer.text):
         return None
-    return Reference(answer.source or answer.text, _kind(answer))
+    return Reference(answer.source or answer.text, _kind(with_units(answer)))
 
 
 def _kind(answer: ParsedAnswer) -> str:
@@ -175,6 +176,12 @@ def _read_reference(text: str) -> ParsedAnswer:
     if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
         return ParsedAnswer(answer.text, source=raw)
     return answer
+
+
+@lru_cache(maxsize=16384)
+def _read_target(text: str) -> ParsedAnswer:
+    """Parses the answer in a reference, in which plain units are recognized."""
+    return with_units(_read_reference(text))
 
 
 # Cached because many rollouts of a group have the same answer.
@@ -205,7 +212,7 @@ def judge(
         extracted = open_answer(text)
     target = _NO_ANSWER
     if isinstance(reference, str):
-        target = _read_reference(reference[-MAX_CHARS:])
+        target = _read_target(reference[-MAX_CHARS:])
     if not target.key:
         return Verdict(False, extracted.answer[:EXTRACTED_CHARS] or None, "none")
     comparison = _Comparison(target, lenient, relative_tolerance)
@@ -274,7 +281,7 @@ class _Comparison(NamedTuple):
             if len(content) > ANSWER_CAP:
                 continue
             raw = without_lead_in(content)
-            answer = _read_answer(raw)
+            answer = with_units(_read_answer(raw), self.reference)
             strict: Reading | bool = False
             path = ""
             if counts_in_strict:

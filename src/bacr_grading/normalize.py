@@ -13,6 +13,7 @@ from bacr_grading.notation import (
     plain_signs,
     without_style,
 )
+from bacr_grading.units import POWERS, SPACED_SIGN, common_unit, is_unambiguous, unit
 
 _BLANKS = re.compile(r"\s{2,}")
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
@@ -33,6 +34,15 @@ ROW_END = "¶"
 # Placeholder for a comma that is definitely a list separator, so that "32, 349" is not parsed as
 # one number with a thousands separator.
 LIST_COMMA = "¦"
+
+
+def _joined_names(match: re.Match[str]) -> str:
+    r"""Rewrites the unit in `\text{...}` with a star for each space and without braces."""
+    if match[1].isalpha() or unit(match[1]) is None:
+        return match[0]
+    names = SPACED_SIGN.sub(r"\1", match[1]).replace("{", "").replace("}", "").split()
+    return f"\\text{{{'*'.join(names)}}}"
+
 
 # Rewrite rules (substring, pattern, replacement), applied in this order. For speed, a rule is
 # skipped if the substring does not occur in the answer. Every pattern takes time linear in the
@@ -69,6 +79,8 @@ _REWRITES = tuple(
         (",", r"(?<=\d),\s+(?=\d{3}(?!\d))", LIST_COMMA),
         # \tan^{-1} is the inverse function and not 1/\tan.
         ("^", r"\\(sin|cos|tan|cot|sec|csc)\s*\^\s*\{\s*-\s*1\s*\}", r"\\arc\1"),
+        # The names of a product such as "kg m/s^{2}", which would be lost with the spaces below.
+        ("\\text{", r"(?<=[^{])\\text\{([^{}]*(?:\{-?\d\}[^{}]*)*)\}", _joined_names),
         # A unit with an exponent, such as "5 cm^2". Units with one letter are not included, because
         # the letter may be a variable.
         ("^", r"(?<=[\s\d}])(mm|cm|km|in|ft|yd|mi)\s?\^\s?(\{[23]\}|[23](?!\d))", r"\\text{\1}^\2"),
@@ -174,22 +186,6 @@ def unmarked(text: str) -> str:
 
 # --- units ----------------------------------------------------------------------------------------
 
-# Units that occur in reference answers. Each entry contains the name of a unit and its synonyms,
-# without a plural s. Units that are not in this table are ignored.
-_UNITS = """
-mm millimeter millimetre | cm centimeter centimetre | m meter metre | km kilometer kilometre |
-in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gm gram gramme |
-kg kilogram kilo | oz ounce | lb pound | ml milliliter millilitre | l liter litre | gal gallon |
-s sec second | min minute | h hr hour | day | week wk | month | year yr | decade |
-ton | tonne | acre | hectare | dm decimeter decimetre | cl centiliter centilitre | dl deciliter |
-cup | tbsp tablespoon tablespoonful | tsp teaspoon teaspoonful | pint pt | quart qt |
-floz fluidounce | bushel | nm nanometer | furlong | league | fathom | knot |
-m/s meterpersecond meterspersecond metrespersecond | mph mileperhour milesperhour |
-km/h kmh kph kilometerperhour kilometersperhour | $ dollar usd buck | cent ¢ penny pennie |
-€ euro eur | £ gbp | ° degree deg | rad radian | am | pm
-"""
-_UNIT_OF = {name: line.split()[0] for line in _UNITS.split("|") for name in line.split()}
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 # A letter outside of a LaTeX command.
 VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
@@ -227,9 +223,9 @@ def split_unit(text: str) -> tuple[str, str] | None:
     """
     match = _BARE_UNIT.match(text)
     if match is not None:
-        names = match.group(2).casefold().split()
+        names = match.group(2).split()
         # "of" is allowed between two words, as in "cups of sugar".
-        connecting_count = names[1:-1].count("of")
+        connecting_count = [name.casefold() for name in names[1:-1]].count("of")
         unit_count = sum(_is_unit_word(name.rstrip(".")) for name in names)
         if unit_count + connecting_count == len(names):
             return match.group(1), " ".join(names)
@@ -239,11 +235,12 @@ def split_unit(text: str) -> tuple[str, str] | None:
 
 
 def _is_unit_word(name: str) -> bool:
+    name = name.casefold()
     if name in _MATHEMATICS:
         return False
     if "/" in name:
-        return _unit_name(name) is not None
-    return len(name) >= 3 or _unit_name(name) is not None or name in _POWERS or name == "fl"
+        return is_unambiguous(name)
+    return len(name) >= 3 or common_unit(name) is not None or name in POWERS or name == "fl"
 
 
 def split_multiplier(name: str) -> tuple[int, str]:
@@ -257,27 +254,3 @@ def split_multiplier(name: str) -> tuple[int, str]:
         factor *= _MULTIPLIERS[match[1].casefold()]
         rest = rest[match.end() :].strip()
     return factor, rest
-
-
-def unit(name: str, power: int = 1) -> tuple[str, int] | None:
-    """Returns the canonical name and the power of a unit, or None if the unit is unknown.
-
-    For example, "square feet", and "ft" with `power=2`, both return ("ft", 2).
-    """
-    name = re.sub(r"[\s.\\]", "", name.casefold())
-    for prefix, implied_power in _POWERS.items():
-        rest = name.removeprefix(prefix)
-        if rest != name and _unit_name(rest):
-            name = rest
-            power = implied_power
-            break
-    unit_name = _unit_name(name)
-    return (unit_name, power) if unit_name else None
-
-
-def _unit_name(name: str) -> str | None:
-    """Returns the canonical name of a unit in the singular or plural, or None if it is unknown."""
-    singular = _UNIT_OF.get(name)
-    if singular:
-        return singular
-    return _UNIT_OF.get(name[:-1]) if name.endswith("s") else None

@@ -17,7 +17,8 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from bacr_grading.normalize import VARIABLE, split_multiplier, split_unit, unit
+from bacr_grading.normalize import VARIABLE, split_multiplier, split_unit
+from bacr_grading.units import contradict, unit
 
 # Maximum number of digits of a number, and maximum absolute value of an exponent of ten. Python
 # does not parse integers with more than 4,300 digits.
@@ -67,6 +68,7 @@ _SIGNS = frozenset("°€£$¢")
 _SIMPLE = re.compile(r"-?\d{1,18}\Z")
 _POWER = r"(?:\^(\d)|\^\{(-?\d+)\})?"
 _UNIT = re.compile(rf"\\text\{{([^{{}}]*)\}}{_POWER}((?:[*/]?\\text\{{[^{{}}]*\}}{_POWER})*)\Z")
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _ENCLOSED = re.compile(r"\(([^()\[\],;]*)\)\Z")
 
 
@@ -175,8 +177,8 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     if match is None:
         return None
     if match[4]:
-        # Compound units such as m/s are not in the table.
-        return False, None, 1
+        names = _TEXT.sub(r" \1 ", rest)
+        return False, unit(" ".join(names.split())), 1
     factor, name = split_multiplier(match[1])
     power = int(match[2] or match[3] or 1)
     return False, unit(name, power), factor
@@ -210,13 +212,12 @@ def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
 def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool) -> bool:
     """True if two answers differ because of their units.
 
-    In the strict mode, two different known units clash. In the lenient mode, only a.m. and p.m. do.
+    In the strict mode, units that contradict each other clash. In the lenient mode, only a.m. and
+    p.m. do.
     """
-    if one is None or other is None or one == other:
-        return False
     if not lenient:
-        return True
-    return {one[0], other[0]} == _CLOCK
+        return contradict(one, other)
+    return one is not None and other is not None and {one[0], other[0]} == _CLOCK
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
@@ -244,6 +245,8 @@ def equal(
       relative_tolerance: maximum error, relative to the reference.
     """
     if clash(pred.unit, reference.unit, lenient=lenient):
+        return False
+    if not lenient and ((pred.percent and reference.unit) or (pred.unit and reference.percent)):
         return False
     if _close(pred, reference, lenient, relative_tolerance):
         return True

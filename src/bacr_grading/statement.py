@@ -9,11 +9,12 @@ import math
 import re
 from typing import NamedTuple
 
-from bacr_grading.compare import ELISION
+from bacr_grading.compare import ELISION, is_same_without_text
 from bacr_grading.forms import operations
-from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, unit
+from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit
 from bacr_grading.notation import plain_bases
 from bacr_grading.parsed_answer import ParsedAnswer, split
+from bacr_grading.units import unit
 
 
 class Claim(NamedTuple):
@@ -140,7 +141,7 @@ def claims(raw: str, answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Cla
         return (Claim(answer, reference),)
     if ELISION.search(raw) and not ELISION.search(reference.text):
         return None
-    if answer.key == reference.key:
+    if is_same_without_text(answer, reference):
         return (Claim(answer, reference),)
     if not _known_signs(answer, reference) or not _only_units(answer, reference):
         return None
@@ -498,7 +499,7 @@ def names_counted_noun(words: str, reference: str = "") -> bool:
     text = " ".join(_AROUND.sub(" ", words).split())
     text = text.strip(".").strip()
     target = reference.strip().strip(".")
-    if not text or text.casefold() == target.casefold():
+    if not text or text.casefold() == target.casefold() or unit(words) is not None:
         return True
     parts = _PART.split(text)
     if len(parts) > 2:

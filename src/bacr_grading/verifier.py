@@ -78,6 +78,7 @@ class Verifier:
       whole: True if an answer counts as correct only with a score of 1.0. Otherwise the score
         itself is used.
       of_response: True if the function receives the whole response instead of the extracted answer.
+        With `of_rows`, it only receives responses that contain an answer.
       trl: True if the function is a TRL reward function, which takes `completions` (whole
         responses) and further dataset columns.
       references: additional parameter names by which a TRL reward function receives the reference
@@ -107,13 +108,16 @@ class Verifier:
         """Returns the part of a response that is passed to the function.
 
         This is the whole response or the extracted answer, depending on the function. Returns None
-        if the response is None or has no answer.
+        if the response is None, or if the function needs an answer and the response has none.
         """
-        return text if self.of_response or self.trl else answer_of(text)
+        if self.trl or (self.of_response and not self.of_rows):
+            return text
+        answer = answer_of(text)
+        return answer if answer is None or not self.of_response else text
 
     def extracted(self, graded_text: str) -> str:
         """Returns the answer in the text passed to the function, for logs and majority voting."""
-        answer = answer_of(graded_text) if self.trl else None
+        answer = answer_of(graded_text) if self.trl or self.of_response else None
         return _short_answer(graded_text if answer is None else answer)
 
 
@@ -313,6 +317,9 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
           references: one reference for each answer.
           questions: one question for each answer.
           poll: callback as in `Grader.grade`.
+
+        Raises:
+          UserError: if a third-party scorer returned a score outside [0, 1].
         """
         requests = list(_requests_of(answers, references, questions, self.rows))
         sent = [request for request in requests if request is not None]
@@ -320,12 +327,30 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         failures = [score.message for score in scores.values() if score.fault]
         if failures:
             self.last_failure = failures[-1]
+        self._check_scores_of_packages(scores)
         verdicts = [
             self._verdict(None if request is None else scores[request], request)
             for request in requests
         ]
         self._count(verdicts, [scores[request] for request in sent])
         return verdicts
+
+    def _check_scores_of_packages(self, scores: Mapping[VerifierRequest, Score]) -> None:
+        """Raises a UserError if a third-party scorer returned a score outside [0, 1].
+
+        Scores are at least 0 (`verifiers_v1_score`), so that such a score belongs to a very good
+        answer. Without a score, this answer would count as wrong. If `Verifier.whole` is True, an
+        answer counts as correct only with a score of 1.0, so no other score is refused.
+        """
+        if not self.verifier.third_party or self.verifier.whole:
+            return
+        for request, score in scores.items():
+            if score.fault == verifier_worker.RANGE:
+                row = verifier_worker.unpacked(request.gold)
+                raise UserError(
+                    f"{row.id}: a reward of this task is outside [0, 1] ({score.message}), and the "
+                    "best responses would count as wrong; use another task set"
+                )
 
     def _verdict(self, score: Score | None, request: VerifierRequest | None) -> Verdict:
         """Builds the verdict of an answer. Both arguments are None if there is no answer."""

@@ -306,7 +306,11 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     from bacr_jax.methods.registry import declares_budget
 
     config = config_io.override(trained, arguments.overrides)
-    formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
+    formats = [
+        text
+        for text in arguments.overrides
+        if "data.prompt_format" in config_io.overridden_keys(text)
+    ]
     if formats and declares_budget(resolve(config).method):
         raise UserError(
             f"{formats[0]} can't be used with SelfBudgeter, whose responses begin with a budget "
@@ -315,7 +319,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     budgets, no_budget = _budgets(arguments.budgets, config.budget.levels, config.eval)
     sets = tuple(arguments.data) or config.data.eval
     eval_missing = config.data.eval_missing
-    overridden = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
+    overridden = config_io.is_overridden("data.eval_missing", arguments.overrides)
     if arguments.data and not overridden:
         # Evaluation sets on the command line must exist, even if the run skipped missing
         # sets.

@@ -74,8 +74,8 @@ class Policy:
             `budget.levels`, or None for no budget. Without a budget, the thinking is limited to
             `budget.cap` tokens.
           samples: number of answers per question and budget.
-          temperature: sampling temperature. 0 selects the most likely tokens. The default is 0 for
-            one sample and `eval.temperature` for several samples.
+          temperature: sampling temperature. 0 selects the most likely tokens. The default is
+            `eval.temperature` for several samples and for the prompt format `native`, otherwise 0.
           top_p: cumulative probability for nucleus sampling. The default is `eval.top_p` if
             `temperature` defaults to `eval.temperature`, and otherwise 1.
           seed: random seed. Identical calls return identical answers.
@@ -90,15 +90,14 @@ class Policy:
         seed = _integer("seed", seed)
         if samples < 1:
             raise UserError(f"samples={samples} is too small; use 1 or more samples per question")
-        default_temperature = 0.0
-        default_top_p = 1.0
-        if temperature is None and samples > 1:
+        default_temperature, default_top_p = self._session.default_sampling()
+        if samples > 1:
             default_temperature = self.config.eval.temperature
             default_top_p = self.config.eval.top_p
+        if top_p is None:
+            top_p = default_top_p if temperature is None else 1.0
         if temperature is None:
             temperature = default_temperature
-        if top_p is None:
-            top_p = default_top_p
         temperature = _number("temperature", temperature)
         top_p = _number("top_p", top_p)
         budgets = self._budgets(budget)

@@ -140,10 +140,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--temperature",
         type=float,
-        default=0.0,
-        help="temperature of a sampled answer; 0 (default) takes the most likely tokens",
+        help="temperature of a sampled answer; 0 takes the most likely tokens. The default is 0, "
+        "but with the prompt format native it is the run's eval.temperature, or the temperature "
+        "in the folder's generation_config.json",
     )
-    add("--top-p", type=float, default=1.0, help="top-p of a sampled answer; 1 by default")
+    add("--top-p", type=float, help="top-p; 1 by default, but with native as for --temperature")
     add("--seed", type=int, default=0, help="seed of a sampled answer; 0 by default")
     add(
         "words",
@@ -163,7 +164,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.overrides = [word for word in arguments.words if word not in questions]
     if questions and not arguments.question.strip():
         raise UserError("the question is empty; pass a text")
-    AskOptions((), arguments.temperature, arguments.top_p, arguments.seed).check()
+    # The defaults depend on the policy, which is opened later.
+    temperature = 1.0 if arguments.temperature is None else arguments.temperature
+    top_p = 1.0 if arguments.top_p is None else arguments.top_p
+    AskOptions((), temperature, top_p, arguments.seed).check()
     return arguments
 
 
@@ -186,12 +190,12 @@ def prompt_format(
     from bacr_jax.prompts.formats import FORMATS, format_for, with_texts
 
     declares = declares_budget(settings)
-    is_automatic = settings.data.prompt_format == "auto" and not declares
-    train_is_overridden = any(text.startswith("data.train=") for text in overrides)
-    # With `data.prompt_format=auto`, the format depends on the training set, but a Hugging Face
-    # folder does not contain the name of its training set.
-    if is_automatic and not is_run and not train_is_overridden:
-        return with_texts(FORMATS["think_answer"], settings.data)
+    train_is_overridden = config_io.is_overridden("data.train", overrides)
+    # The training set can determine the format, but a Hugging Face folder does not name it.
+    # The default of `data.train`, the ledger task, must not select the format.
+    if not (is_run or train_is_overridden or declares):
+        name = settings.data.prompt_format
+        return with_texts(FORMATS["think_answer" if name == "auto" else name], settings.data)
     return format_for(settings.data, declares_budget=declares)
 
 
@@ -223,7 +227,7 @@ def open_session(
     """
     for fault in override_faults(overrides, keys, is_run=run is not None):
         raise UserError(fault)
-    from bacr_jax.runs.saved_policy import open_policy
+    from bacr_jax.runs.saved_policy import open_policy, with_recommended_sampling
 
     saved = open_policy(run, model, step, download=download)
     config = config_io.override(saved.config, overrides)
@@ -241,6 +245,11 @@ def open_session(
     style = saved.style or prompt_format(
         resolve(config).method, is_run=run is not None, overrides=overrides
     )
+    if run is None and style.is_native:
+        evaluation = with_recommended_sampling(config.eval, saved.folder)
+        # Overrides take precedence.
+        config = config_io.override(dataclasses.replace(config, eval=evaluation), overrides)
+        saved = dataclasses.replace(saved, config=config)
     session = Session(saved, style)
     if saved.chosen is not None:
         for line in step_lines(saved.chosen):
@@ -520,12 +529,15 @@ def generate(arguments: argparse.Namespace, print_line: Callable[[str], Any]) ->
         arguments.overrides,
         download=arguments.download,
     )
-    options = AskOptions(
-        budgets_of(session, arguments.budget, "--budget"),
-        arguments.temperature,
-        arguments.top_p,
-        arguments.seed,
-    )
+    budgets = budgets_of(session, arguments.budget, "--budget")
+    temperature, top_p = session.default_sampling()
+    if arguments.temperature is not None:
+        temperature = arguments.temperature
+        top_p = 1.0
+    if arguments.top_p is not None:
+        top_p = arguments.top_p
+    options = AskOptions(budgets, temperature, top_p, arguments.seed)
+    options.check()
     if arguments.question is not None:
         answer(session, arguments.question, options, print_line)
     elif sys.stdin.isatty():

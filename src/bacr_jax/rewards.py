@@ -108,6 +108,7 @@ def cuts_of_trace(
     Returns:
       The rescaled cuts, in tokens.
     """
+    chex.assert_shape([lengths, budgets], cuts.shape[:-1])
     budgets = budgets[..., None]
     # Computed in int64, because the product of two int32 values can overflow int32.
     products = cuts.astype(np.int64) * lengths[..., None]
@@ -133,6 +134,7 @@ def with_grace(
     Returns:
       The moved cuts, in tokens.
     """
+    chex.assert_shape(limits, cuts.shape[:-1])
     limits = limits[..., None]
     return _namespace(cuts).where(cuts >= limits, limits + grace, cuts)
 
@@ -154,7 +156,7 @@ def distinct_cuts(
       source: for each cut, the index of the cut whose answer it uses. A cut for which an answer was
         sampled maps to itself.
     """
-    chex.assert_equal_shape_prefix([cuts, lengths], lengths.ndim)
+    chex.assert_shape(lengths, cuts.shape[:-1])
     xp = _namespace(cuts)
     reached = xp.minimum(cuts, lengths[..., None])
     is_same_text = reached[..., :, None] == reached[..., None, :]
@@ -292,5 +294,6 @@ def outcome_coefficients(
     Returns:
       Weight u_j of each outcome.
     """
+    chex.assert_rank(weights, 1)
     next_weights = _namespace(weights).append(weights[1:], 0.0)
     return (1.0 + coefficient) * weights - coefficient * next_weights

@@ -20,7 +20,7 @@ from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.shipped import check_overlays, file_description, locate
 from bacr_jax.errors import UserError
 from bacr_jax.training import checks
-from bacr_plan.devices import DEVICES, find, smallest_with
+from bacr_plan.devices import DEVICES, NETWORK_BANDWIDTH, find, smallest_with
 
 if TYPE_CHECKING:
     from bacr_jax.parallel.mesh import MeshShape
@@ -37,6 +37,8 @@ Exit code: 0 with a plan, whether the run fits or not; 2 for bad input."""
 MOST_DEVICES = 100_000
 # Maximum value of `--device-memory` in GiB, more than a thousand times the memory of any GPU.
 MOST_GIB = 1e6
+# Maximum value of `--network` in GB/s, more than a thousand times the bandwidth of any network.
+MOST_GB_PER_S = 1e6
 DEFAULT_DEVICE = "a100-80"
 # Number of GPUs in the description of a config, such as "MATH, all weights, 8 GPUs of 80 GB".
 _DESCRIBED_GPUS = re.compile(r"\b(one|[1-9]\d{0,3}) GPUs? of\b")
@@ -74,6 +76,13 @@ def _parser() -> Parser:
         type=float,
         metavar="GIB",
         help="memory of a GPU in GiB (the device's)",
+    )
+    parser.add_argument(
+        "--network",
+        type=float,
+        default=NETWORK_BANDWIDTH / 1e9,
+        metavar="GB",
+        help="bandwidth between machines of 8 GPUs in GB/s per GPU and direction (%(default)g)",
     )
     parser.add_argument(
         "--compile",
@@ -127,6 +136,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(
             f"--device-memory {memory_gib}: the memory of a GPU in GiB must be above 0 and at "
             f"most {MOST_GIB:,.0f}; set for example 80"
+        )
+    if not 0 < arguments.network <= MOST_GB_PER_S:
+        raise UserError(
+            f"--network {arguments.network}: the bandwidth between machines in GB/s per GPU must "
+            f"be above 0 and at most {MOST_GB_PER_S:,.0f}; set for example 25"
         )
     if arguments.device is None:
         arguments.device = DEFAULT_DEVICE if memory_gib is None else smallest_with(memory_gib)
@@ -218,7 +232,7 @@ def answer(request: argparse.Namespace) -> "Plan":
     from bacr_plan.report import Plan
 
     work, layout = _sizes(request)
-    device = find(request.device)
+    device = dataclasses.replace(find(request.device), network_bandwidth=request.network * 1e9)
     compilation = compile_run(
         work,
         num_devices=request.devices,

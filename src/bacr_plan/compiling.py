@@ -27,13 +27,10 @@ from typing import Any, Literal
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_plan.devices import CUDNN, Device, target_config
+from bacr_plan.devices import CUDNN, PER_HOST, Device, target_config
 from bacr_plan.workload import Workload
 
 GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-
-# Number of GPUs per host, as in NVIDIA's HGX and DGX systems.
-PER_HOST = 8
 
 # Kernels cannot be autotuned without a GPU, so these flags select library kernels for matrix
 # products. The choice of the kernel has little effect on memory use.

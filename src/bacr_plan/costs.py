@@ -330,8 +330,22 @@ def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
     return per_parameter * trained_parameters(work) / layout.param_shards
 
 
+def _share_of_others(layout: MeshShape) -> float:
+    """Returns the fraction of the parameters that a device receives when they are gathered."""
+    return (layout.fsdp - 1) / layout.fsdp
+
+
+def scored_gathered_bytes(work: Workload, layout: MeshShape) -> float:
+    """Returns the bytes that one device receives from other FSDP shards to score a micro-batch.
+
+    A forward pass gathers each layer once, in the compute dtype.
+    """
+    parameters = policy_parameters(work) / layout.tensor
+    return _share_of_others(layout) * parameters * work.float_bytes
+
+
 def gathered_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes that one device receives from other FSDP shards per micro-batch.
+    """Returns the bytes that one device receives from other FSDP shards to train a micro-batch.
 
     The layers are gathered in the compute dtype for the forward pass, and again for a backward pass
     with recomputation. Their gradients also have the compute dtype. The gradients of the embedding
@@ -346,8 +360,7 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
     num_gathers = 1 if work.remat == "none" else 2
     gathers = parameters * num_gathers * work.float_bytes
     gradients = (trained - fp32_gradients) * work.float_bytes + fp32_gradients * FP32
-    from_others = (layout.fsdp - 1) / layout.fsdp
-    return from_others * (gathers + gradients)
+    return _share_of_others(layout) * (gathers + gradients)
 
 
 def copied_bytes(work: Workload, layout: MeshShape) -> float:

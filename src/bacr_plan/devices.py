@@ -15,6 +15,12 @@ from bacr_jax.config.gpus import MEMORY_FRACTION as MEMORY_FRACTION
 from bacr_jax.errors import UserError
 
 GIB = 2**30
+# Number of GPUs per machine, as in NVIDIA's HGX and DGX systems.
+PER_HOST = 8
+# Assumed bandwidth between machines in one direction, in bytes/s per GPU: one network card of
+# 200 Gb/s per GPU, as in the data sheet of NVIDIA's DGX A100. DGX H100, H200 and B200 have cards of
+# 400 Gb/s, but rented machines often have less.
+NETWORK_BANDWIDTH = 25e9
 # cuDNN version for which programs are compiled: major, minor, patch.
 CUDNN = (9, 10, 2)
 
@@ -36,6 +42,8 @@ class Device:
       cores: number of streaming multiprocessors.
       l2_mib: size of the L2 cache in MiB.
       clock_ghz: clock rate in GHz.
+      network_bandwidth: bandwidth in bytes/s per GPU to other machines in one direction. It depends
+        on the machine, not on the GPU model.
     """
 
     name: str
@@ -47,6 +55,7 @@ class Device:
     cores: int
     l2_mib: float
     clock_ghz: float
+    network_bandwidth: float = NETWORK_BANDWIDTH
 
 
 # Bandwidth of a PCIe slot with 16 lanes in one direction, in bytes/s.

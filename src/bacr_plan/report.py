@@ -375,7 +375,7 @@ class Plan:
     @property
     def device_name(self) -> str:
         """Returns the name of the GPU model in `DEVICES`."""
-        names = [name for name, device in DEVICES.items() if device == self.device]
+        names = [name for name, device in DEVICES.items() if device.name == self.device.name]
         return names[0]
 
     @functools.cached_property
@@ -389,10 +389,13 @@ class Plan:
             names.insert(0, self.device_name)
         by_device = {}
         for name in names:
+            device = dataclasses.replace(
+                DEVICES[name], network_bandwidth=self.device.network_bandwidth
+            )
             by_device[name] = seconds.step_seconds(
                 self.work,
                 self.layout,
-                DEVICES[name],
+                device,
                 self.iteration,
             )
         return by_device
@@ -478,6 +481,8 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "memory_bandwidth": ASSUMED.bandwidth,
             "links": ASSUMED.links,
         },
+        "assumed_network_gb_per_s": plan.device.network_bandwidth / 1e9,
+        "assumed_launch_s_per_layer": ASSUMED.launch,
         "not_counted": plan.not_counted,
         "prompts": work.lengths.source,
         "positions_real": round(schedule.real_share(work, plan.iteration.updates), 3),

@@ -5,7 +5,7 @@ from bacr_jax.config.values import shown
 from bacr_jax.methods import load_method
 from bacr_jax.training.run_summary import trained_budgets, untrained_budgets
 from bacr_plan import costs, memory, schedule, seconds
-from bacr_plan.devices import GIB, MEMORY_FRACTION
+from bacr_plan.devices import GIB, MEMORY_FRACTION, PER_HOST
 from bacr_plan.report import Plan, parts
 from bacr_plan.search import Choice
 from bacr_plan.seconds import ASSUMED
@@ -174,6 +174,8 @@ def _work_lines(plan: Plan) -> list[str]:
 
 def _seconds_lines(plan: Plan) -> list[str]:
     """Formats the predicted durations, their assumptions and faster settings."""
+    layers = plan.work.model.num_layers
+    shortest_step_ms = 1e3 * layers * ASSUMED.launch
     lines = [
         "Predicted seconds per iteration, without grading",
         f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
@@ -186,14 +188,28 @@ def _seconds_lines(plan: Plan) -> list[str]:
         lines.append(f"  {name:10}{total:>8}{rollout:>9}{score:>8}{update:>8}")
     lines.append(
         f"  assuming that matrix products reach {ASSUMED.matmul:.0%} of the data sheet's rate, "
-        f"memory {ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its full "
-        f"budget ({plan.work.lengths.thinking.mean():.0f} tokens on average)"
+        f"memory {ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, {_network(plan)}a decoding "
+        f"step takes at least {shortest_step_ms:.2g} ms ({layers} layers x "
+        f"{ASSUMED.launch * 1e6:.0f} us to launch their kernels, measured once, on an H200), and "
+        "every trace uses its full budget "
+        f"({plan.work.lengths.thinking.mean():.0f} tokens on average)"
     )
     lines += [f"  {line}" for line in plan.not_counted]
     ways = _faster_ways(plan)
     if ways:
         lines.append(f"Faster settings that fit: {', '.join(ways)}")
     return lines + _warmup_lines(plan) + _evaluation_lines(plan)
+
+
+def _network(plan: Plan) -> str:
+    """Describes the assumed network between machines. Empty if one machine is enough."""
+    if plan.layout.num_devices <= PER_HOST:
+        return ""
+    gigabytes = plan.device.network_bandwidth / 1e9
+    return (
+        f"the network between machines of {PER_HOST} GPUs {ASSUMED.links:.0%} of {gigabytes:g} "
+        "GB/s per GPU (--network), "
+    )
 
 
 def _short(value: float) -> str:

@@ -1,13 +1,14 @@
 """Predicts the duration of an iteration and of an evaluation.
 
 The floating-point operations and bytes of a schedule are divided by the rates that a GPU is assumed
-to reach, as fractions of its data-sheet rates. The fractions are assumptions and are printed with
-every prediction. docs/performance.md lists the rates measured on one GPU. The overhead of kernel
-launches is not included.
+to reach, as fractions of its data-sheet rates. A decoding step also takes at least the time to
+launch its kernels. The fractions and the time of a launch are assumptions and are printed with
+every prediction. docs/performance.md lists the rates measured on one GPU.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.parallel import MeshShape
 from bacr_jax.runs.setup import decoding_mesh
 from bacr_plan import costs, schedule
-from bacr_plan.devices import Device
+from bacr_plan.devices import PER_HOST, Device
 from bacr_plan.lengths import Lengths
 from bacr_plan.schedule import PlannedIteration, PlannedMicroBatch, Schedule
 from bacr_plan.workload import Workload, sizes_of
@@ -26,44 +27,86 @@ from bacr_plan.workload import Workload, sizes_of
 
 @dataclass(frozen=True)
 class Shares:
-    """Fractions of the data-sheet rates that programs are assumed to reach.
+    """Fractions of the data-sheet rates that programs are assumed to reach, and latencies.
 
     Attributes:
       matmul: fraction of the dense bfloat16 rate, for matrix products and everything around them.
       bandwidth: fraction of the memory bandwidth, for decoding and the optimizer.
-      links: fraction of the bandwidth between GPUs.
+      links: fraction of the bandwidth between GPUs, within a machine and between machines.
       wait: latency of a collective operation in seconds, in addition to the transfer time.
+      launch: minimum time of a decoding step on a GPU in seconds per layer. Small models wait for
+        the launches of their kernels instead of their products or bytes. Measured once, for all
+        kernels of a step: SmolLM2-135M, with 30 layers and 256 rows, took 2.6 ms a step on an H200
+        (docs/performance.md).
     """
 
     matmul: float = 0.5
     bandwidth: float = 0.7
     links: float = 0.7
     wait: float = 20e-6
+    launch: float = 85e-6
 
 
 ASSUMED = Shares()
 
 
+def _bytes_per_second(device: Device, layout: MeshShape, *, stride: int, size: int) -> float:
+    """Returns the assumed rate at which a GPU receives the data of a collective operation.
+
+    A group within a machine uses the links between its GPUs. For a group that spans machines, NCCL
+    uses the network cards of all of its GPUs in a machine at the same time: all-reduces of 16 and
+    24 A100 with four cards of 25 GB/s per machine reached 91 and 85 GB/s
+    (github.com/NVIDIA/nccl-tests/issues/100 and 119).
+
+    Args:
+      device: the GPU model.
+      layout: the device mesh. Consecutive devices are on the same machine.
+      stride: distance between the devices of a group, which is the product of the inner mesh axes.
+      size: number of devices in a group.
+    """
+    bandwidth = device.link_bandwidth
+    span = stride * size
+    if layout.num_devices > PER_HOST and PER_HOST % span:
+        # The smallest number of devices of a group on one machine.
+        on_machine = max(math.gcd(PER_HOST, span) // stride, 1)
+        bandwidth = min(bandwidth, on_machine * device.network_bandwidth)
+    return bandwidth * ASSUMED.links
+
+
 def rollout_seconds(
-    work: Workload, layout: MeshShape, device: Device, rollout: Schedule
+    work: Workload,
+    layout: MeshShape,
+    device: Device,
+    rollout: Schedule,
+    *,
+    launch: float = ASSUMED.launch,
 ) -> dict[str, float]:
     """Predicts the durations of prefill and decoding in a rollout, in seconds.
 
-    A chunk of decoding steps takes the maximum of its memory time and its compute time. With tensor
-    parallelism, two all-reduces per layer are added.
+    A chunk of decoding steps takes the maximum of its memory time, its compute time and the time to
+    launch its kernels. With tensor parallelism, two all-reduces per layer are added.
+
+    Args:
+      work: the sizes of the run.
+      layout: the device mesh.
+      device: the GPU model.
+      rollout: the decoding calls of the rollout.
+      launch: minimum time of a decoding step in seconds per layer. 0 for a CPU, which launches no
+        kernels.
     """
+    shortest_step = work.model.num_layers * launch
     rate = _flops_per_second(work, layout, device)
     bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
     decode = 0.0
     for chunk in rollout.chunks:
         product_seconds = costs.chunk_flops(work, chunk) / rate
         memory_seconds = costs.chunk_bytes(work, layout, chunk) / bandwidth
-        decode += max(product_seconds, memory_seconds)
+        decode += max(product_seconds, memory_seconds, chunk.steps * shortest_step)
     answers = 0.0
     for rows, length, steps in rollout.answers:
         product_seconds = costs.answer_flops(work, rows, steps) / rate
         moved = costs.answer_bytes(work, layout, rows, length, steps)
-        answers += max(product_seconds, moved / bandwidth)
+        answers += max(product_seconds, moved / bandwidth, steps * shortest_step)
     prefill_flops = sum(costs.prefill_flops(work, rows, width) for rows, width in rollout.prefills)
     return {
         "prefill": prefill_flops / rate,
@@ -75,7 +118,7 @@ def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Sch
     """Returns the seconds of all-reduces in decoding with tensor parallelism, otherwise 0."""
     if layout.decode_tensor == 1:
         return 0.0
-    links = device.link_bandwidth * ASSUMED.links
+    links = _bytes_per_second(device, layout, stride=1, size=layout.decode_tensor)
     rows = work.slots / layout.slot_shards
     # Two all-reduces per layer.
     wait = 2 * work.model.num_layers * ASSUMED.wait
@@ -87,36 +130,44 @@ def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Sch
 
 
 def step_seconds(
-    work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration | None = None
+    work: Workload,
+    layout: MeshShape,
+    device: Device,
+    planned: PlannedIteration | None = None,
+    *,
+    launch: float = ASSUMED.launch,
 ) -> dict[str, float]:
     """Predicts the seconds of each phase of an iteration, without grading and evaluation.
 
     A micro-batch takes the maximum of its compute time and the time of its FSDP gathers, because
-    they overlap. Data-parallel replicas are assumed to be connected as fast as the GPUs of one
-    host.
+    they overlap. Machines are assumed to have `PER_HOST` GPUs.
 
     Args:
       work: the sizes of the run.
       layout: the device mesh.
       device: the GPU model.
       planned: the schedule of the iteration. Computed from `work` by default.
+      launch: minimum time of a decoding step in seconds per layer, 0 for a CPU.
     """
     planned = planned or schedule.iteration(work, layout)
     rate = _flops_per_second(work, layout, device)
-    per_byte = 1 / (device.link_bandwidth * ASSUMED.links)
     bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
-    gathers = costs.gathered_bytes(work, layout) * per_byte
+    fsdp_rate = _bytes_per_second(device, layout, stride=layout.tensor, size=layout.fsdp)
+    data_rate = _bytes_per_second(device, layout, stride=layout.param_shards, size=layout.data)
+    gathers = costs.gathered_bytes(work, layout) / fsdp_rate
+    scored_gathers = costs.scored_gathered_bytes(work, layout) / fsdp_rate
     micro_batches = [batch for update in planned.updates for batch in update]
     products = [costs.train_flops(work, batch) / rate for batch in micro_batches]
     forward = [costs.forward_flops(work, batch) / rate for batch in micro_batches]
     optimizer = costs.optimizer_bytes(work, layout) / bandwidth
-    copies = costs.copied_bytes(work, layout) * per_byte
+    copies = costs.copied_bytes(work, layout) / data_rate
     gradients = sum(max(seconds, gathers) for seconds in products)
+    scores = sum(max(seconds, scored_gathers) for seconds in forward)
     num_updates = work.config.train.minibatches
     return {
         "update": gradients + num_updates * (optimizer + copies),
-        "score": work.scored * sum(forward),
-        **rollout_seconds(work, layout, device, planned.rollout),
+        "score": work.scored * scores,
+        **rollout_seconds(work, layout, device, planned.rollout, launch=launch),
     }
 
 
@@ -180,9 +231,10 @@ def _work_of_call(work: Workload, call: tuple[tuple[int, int], ...]) -> Workload
 
 # Devices split between a learner and servers that sample (rollout.engine=vllm) --------------------
 #
-# Servers are assumed to reach the rates of `ASSUMED`, and to decode all their rows at once. This
-# code does not check that the learner fits into the memory of its devices; run `bacr plan` with the
-# learner's number of devices to check it.
+# Servers are assumed to reach the rates of `ASSUMED`, to need as long for the launches of a
+# decoding step as our decoder, and to decode all their rows at once. This code does not check that
+# the learner fits into the memory of its devices; run `bacr plan` with the learner's number of
+# devices to check it.
 
 # Rate in bytes/s at which a policy is written to an in-memory folder, and also read back.
 POLICY_BANDWIDTH = 2e9

@@ -31,6 +31,7 @@ from bacr_jax.model.hf.hub import is_hub_name
 from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 from bacr_jax.questions.math_sets import LAYOUTS
+from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
 from bacr_jax.types import NO_BUDGET
@@ -39,14 +40,7 @@ from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 # Padded length of the longest supervised examples of the ledger task, in tokens.
 _LEDGER_EXAMPLE = 80
 _FP32 = 4
-# Number of problems in public test sets. Other sets are assumed to have `_PROBLEMS_OF_OTHERS`
-# problems, because a plan does not read the evaluation sets.
-_PROBLEMS = {
-    "gsm8k": 1319,
-    "math500": 500,
-    "aime24": 30,
-    "minerva_math": 272,
-}
+# Assumed number of problems of an evaluation set that is not public. A plan does not read the sets.
 _PROBLEMS_OF_OTHERS = 500
 
 # A decoding call of an evaluation: for each part, the number of traces and their largest budget in
@@ -311,8 +305,10 @@ def _evaluated(eval_config: EvalConfig, data: DataConfig, limit: int) -> tuple[E
     """
     sets = []
     for spec in data.eval:
-        name = spec.partition(":")[0]
-        problems = _PROBLEMS.get(name, _PROBLEMS_OF_OTHERS)
+        problems = _PROBLEMS_OF_OTHERS
+        published = PUBLISHED_SETS.get(spec.partition(":")[0])
+        if published is not None:
+            problems = published.rows["test"]
         sets.append((spec, eval_config, problems))
     if selection_set(eval_config, data) == HOLDOUT:
         holdout_config = dataclasses.replace(eval_config, size=None, samples=0)

@@ -92,7 +92,14 @@ class Service:
         self.running = 0
         self._default_budget = default_budget
         self._api_key = api_key
-        self._defaults = Defaults(policy.name, policy.levels, default_budget, policy.largest_budget)
+        self._defaults = Defaults(
+            policy.name,
+            policy.levels,
+            default_budget,
+            policy.largest_budget,
+            temperature=policy.temperature,
+            top_p=policy.top_p,
+        )
 
     async def chat(self, request: Request) -> Response:
         """Handles POST /v1/chat/completions."""

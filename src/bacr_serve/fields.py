@@ -66,12 +66,16 @@ class Defaults:
       levels: dict from the name of each budget level to its tokens.
       budget: budget in tokens of a request that contains none, or None for no budget.
       largest_budget: maximum budget of a request in tokens.
+      temperature: sampling temperature of a request that contains none.
+      top_p: top-p of a request that contains neither a temperature nor a top-p.
     """
 
     model: str
     levels: Mapping[str, int]
     budget: int | None
     largest_budget: int
+    temperature: float = 0.0
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -148,8 +152,9 @@ def _asked(
     budget = read_budget_fields(
         body, levels=defaults.levels, default=defaults.budget, most=defaults.largest_budget
     )
-    temperature = _float(body, "temperature", 0.0, _is_temperature)
-    top_p = _float(body, "top_p", 1.0, lambda p: 0 < p <= 1)
+    temperature = _float(body, "temperature", defaults.temperature, _is_temperature)
+    default_top_p = defaults.top_p if body.get("temperature") is None else 1.0
+    top_p = _float(body, "top_p", default_top_p, lambda p: 0 < p <= 1)
     seed = body.get("seed")
     if seed is None:
         seed = secrets.randbelow(LARGEST_SEED + 1)

@@ -40,6 +40,8 @@ class ServedPolicy:
       answer_open: text that opens the answer. The forced tokens end with it.
       answer_close: tag that closes the answer.
       encoder: converts prompts to token ids.
+      temperature: sampling temperature of a request that contains none.
+      top_p: top-p of a request that contains neither a temperature nor a top-p.
     """
 
     name: str
@@ -54,6 +56,8 @@ class ServedPolicy:
     answer_open: str
     answer_close: str
     encoder: Encoder
+    temperature: float = 0.0
+    top_p: float = 1.0
 
     def generation(self, asked: Asked) -> Generation:
         """Converts a parsed request to a request for the backend.

@@ -127,6 +127,7 @@ def serve_policy(session: "Session", *, name: str | None, largest: int | None) -
         largest=largest,
     )
     style = session.style
+    temperature, top_p = session.default_sampling()
     return ServedPolicy(
         name=name or session.saved.called or session.saved.folder.absolute().name,
         levels=dict(budget.levels),
@@ -140,6 +141,8 @@ def serve_policy(session: "Session", *, name: str | None, largest: int | None) -
         answer_open=style.answer_open,
         answer_close=style.answer_close,
         encoder=SessionEncoder(session),
+        temperature=temperature,
+        top_p=top_p,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bacr_jax.evaluation.free_curve import first_crossing
 from bacr_study.cells import OF_GROUP, Cell, Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
@@ -174,24 +175,6 @@ def _curves_by_axis(
     return by_axis
 
 
-def first_crossing(points: Points, level: float) -> float | None:
-    """Returns the x at which a curve first reaches a level; None if it never does.
-
-    The curve is linearly interpolated between points.
-    """
-    x, y = points
-    reached = np.flatnonzero(y >= level)
-    if not reached.size:
-        return None
-    index = int(reached[0])
-    if index == 0:
-        return float(x[0])
-    x_before = x[index - 1]
-    y_before = y[index - 1]
-    share = (level - y_before) / (y[index] - y_before)
-    return float(x_before + share * (x[index] - x_before))
-
-
 def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
     """Measures the steps, tokens and seconds until held-out accuracy reaches each of two levels.
 
@@ -257,7 +240,7 @@ def _crossings(
 ) -> dict[int, float | None]:
     """Returns the x at which each seed first reaches a level of held-out accuracy."""
     by_seed = series(grid, task, variant, axis, "accuracy")
-    return {seed: first_crossing(points, level) for seed, points in by_seed.items()}
+    return {seed: first_crossing(x, y, level) for seed, (x, y) in by_seed.items()}
 
 
 def _ratio(

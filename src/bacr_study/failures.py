@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bacr_jax.evaluation.decline import (
     ACCURACY,
     CLOSED,
+    SHOWN_LEVEL,
     accuracy_declined,
     closed_answers_declined,
 )
@@ -19,8 +20,6 @@ from bacr_study.cells import Cell, Grid
 from bacr_study.spec import Study, Task, Variant
 from bacr_study.statistics import clopper_pearson_interval, sign_test_p
 
-# Significance level at which a run's loss of accuracy is called shown, over all of its budgets.
-SHOWN_LEVEL = 0.025
 # Measure of cells that do not contain the share of closed answers (`closed_rate`): the fraction of
 # responses in which the grader found an answer.
 FOUND = "answers found"

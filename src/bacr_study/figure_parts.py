@@ -9,7 +9,7 @@ from typing import Any
 
 from bacr_jax.report import evaluation_charts, pictures
 from bacr_jax.report.charts import COLOURS, MARKERS, Axis, Chart, Series
-from bacr_jax.report.curve_styles import GREY, RECOMMENDED, STAR
+from bacr_jax.report.curve_styles import GREY, STAR, starred
 from bacr_jax.report.curve_styles import styles_of as method_styles
 from bacr_jax.report.vega import Theme
 from bacr_study.items import budget_phrase, variant_name
@@ -228,9 +228,10 @@ def star_sentence(study: Study) -> str:
     The sentence starts with a space. It is empty if the study lacks the recommended method, or
     varies one of its settings (see `styles_of`).
     """
-    if Variant(RECOMMENDED) in study.variants():
-        return f" The star is {RECOMMENDED}."
-    return ""
+    recommended = starred([arm.id for arm in study.arms])
+    if recommended is None or Variant(recommended) not in study.variants():
+        return ""
+    return f" The star is {recommended}."
 
 
 def basis(study: Study) -> str:

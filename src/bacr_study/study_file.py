@@ -111,7 +111,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     """
     keys, chosen_size = merged(path, size)
     arms_of_file = [*(keys.get("arms") or {})]
-    keys_written = {text.partition("=")[0].partition(".")[0] for text in overrides}
+    keys_written = {overridden(text)[0].partition(".")[0] for text in overrides}
     # The command line only selects arms and tasks. Their settings come from the file.
     keys_written -= {"arms", "tasks"}
 

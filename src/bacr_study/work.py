@@ -3,13 +3,11 @@
 Training and evaluation use the regular commands `train` and `evaluate`.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -24,13 +22,12 @@ from bacr_jax.config.cli import NEWEST, STOPPED, print_message
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.config.settings import resolve
 from bacr_jax.evaluation.folder import RESULTS, read_samples
-from bacr_jax.evaluation.job import graded_sets
-from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, graded_sets, number
 from bacr_jax.files import read_lines, read_object, write_atomically
 from bacr_jax.methods import load_method
 from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 from bacr_jax.runs.folder import RunPaths, lock_when_free, open_run
-from bacr_jax.runs.provenance import VERSIONED, commit
+from bacr_jax.runs.provenance import VERSIONED, commit, processor
 from bacr_jax.runs.saved_policy import read_config
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
 from bacr_study.configured import check_evaluation
@@ -408,29 +405,10 @@ def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
 
 def _provenance(devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Returns the commit, package versions, machine and date that are stored with the results."""
-    cpu = f"{_processor()}, {os.cpu_count()} cores"
+    cpu = f"{processor()}, {os.cpu_count()} cores"
     return {
         "commit": commit(),
         "versions": {name: version(name) for name in VERSIONED},
         "machine": f"{cpu}, {len(devices)} x {devices[0].device_kind}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def _processor() -> str:
-    """Returns the kind of processor, such as "x86_64 AMD EPYC, family 25".
-
-    Processors of different kinds round sums in different orders, so runs of the same seed differ.
-    The model and family are left out on systems without /proc/cpuinfo.
-    """
-    fields: dict[str, str] = {}
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
-    kind = platform.machine()
-    if "model name" in fields:
-        kind = f"{kind} {fields['model name']}"
-    if "cpu family" in fields:
-        kind = f"{kind}, family {fields['cpu family']}"
-    return kind

@@ -48,6 +48,11 @@ MOST_TRIES = 16
 COUNTED = 20_000
 # Maximum value of the field `size`.
 MOST_SIZE = 1 << 24
+# Number of values of the field `seed`. `pool_matrix` needs seed + index below 2^32.
+NUM_SEEDS = 1 << 31
+# `spread_seed` multiplies seeds by this number. It is odd, so different seeds have different
+# products, and its ratio to `NUM_SEEDS` is the golden ratio, so near seeds have distant products.
+_SEED_FACTOR = 1_327_217_885
 # Number of difficulty levels.
 NUM_LEVELS = 5
 # Items whose answer contains this text are skipped, because sympy found no antiderivative.
@@ -65,6 +70,8 @@ SCORER = str(Path(__file__).with_name("gym_score.py"))
 # The scorers come from another package. CHECKED is True because they were reviewed (`gym_checked`).
 THIRD_PARTY = True
 CHECKED = True
+# True if the scorers receive whole responses instead of answers.
+OF_RESPONSE = False
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:
@@ -110,6 +117,11 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
             items = _items_by_program(where, fields, split, size)
         else:
             items = list(_items(where, dataset, split, size))
+        if "size" in fields and len(items) < size:
+            raise ValueError(
+                f"{where}: with these field values, the {split} split has only {len(items)} "
+                "questions, fewer than 'size'; use a smaller size, or leave it out"
+            )
         rows = []
         for index, item in items:
             metadata = {**item["metadata"], "reasoning_gym": (name, fields)}
@@ -199,9 +211,12 @@ def _dataset(where: str, fields: Mapping[str, Any]) -> Any:
 def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
     """Parses `field=value&field=value` and converts each value to the type of its field.
 
+    Returns:
+      The fields for the package. `spread_seed` has replaced the seed.
+
     Raises:
-      ValueError: if a field is unknown or repeated, if a value has the wrong type, or if `size` is
-        out of range.
+      ValueError: if a field is unknown or repeated, if a value has the wrong type, or if `size` or
+        `seed` is out of range.
     """
     hints = typing.get_type_hints(config_class)
     fields: dict[str, Any] = {}
@@ -231,7 +246,27 @@ def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
             f"{where}: the field 'size' can't be {fields['size']}; use a number from 1 to "
             f"{MOST_SIZE}"
         )
+    if "seed" in fields:
+        seed = fields["seed"]
+        if seed is None or not 0 <= seed < NUM_SEEDS:
+            raise ValueError(
+                f"{where}: the field 'seed' can't be {seed}; use a whole number from 0 to "
+                f"{NUM_SEEDS - 1}"
+            )
+        fields["seed"] = spread_seed(seed)
     return fields
+
+
+def spread_seed(seed: int) -> int:
+    """Maps seeds to distant seeds for the package, and 0 to 0.
+
+    The package seeds its random numbers with seed + index. With near seeds, two sets would
+    therefore contain the same items at shifted indices.
+
+    Args:
+      seed: from 0 to `NUM_SEEDS` - 1.
+    """
+    return seed * _SEED_FACTOR % NUM_SEEDS
 
 
 def _yaml_value(text: str) -> Any:

@@ -18,6 +18,8 @@ SCORER = str(Path(__file__).with_name("verifiers_v1_score.py"))
 # The scorers come from other packages. CHECKED is False because they were not reviewed.
 THIRD_PARTY = True
 CHECKED = False
+# The scorers receive whole responses, because rewards of the package read `trace.last_reply`.
+OF_RESPONSE = True
 # Maximum number of tasks to load, because a task set may be infinite.
 MOST = 20_000
 # Maximum number of characters that an error message quotes from an error of `verifiers`.
@@ -98,6 +100,8 @@ def _unsupported(task: Any) -> str:
     rewards = task.hooks("reward")
     if not rewards:
         return "has no reward function"
+    if all(getattr(reward, "_vf_weight", 1.0) <= 0.0 for reward in rewards):
+        return "has no reward with a positive weight"
     for reward in rewards:
         runtime = inspect.signature(reward).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:

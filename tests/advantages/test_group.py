@@ -1,3 +1,5 @@
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from bacr_jax import advantages
 
+unchecked = inspect.unwrap
 reward_arrays = hnp.arrays(
     np.float32,
     st.sampled_from([(2, 2), (1, 4), (3, 5)]),  # each new shape is a compilation
@@ -113,3 +116,29 @@ def test_no_reward_of_a_question_is_in_its_other_questions_mean(question, offset
     other = rewards.at[question].add(offset)
     before, after = (advantages.other_questions_mean(x)[question] for x in (rewards, other))
     assert float(before) == float(after)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        # Each of these would broadcast, or sum over another axis.
+        (advantages.other_questions_mean, [(2, 3)]),
+        (advantages.other_questions_mean, [(2, 3, 4, 2)]),
+        (advantages.others_mean, [(3,)]),
+        (advantages.decoupled_advantage, [(2, 3, 2), (1,)]),
+        (advantages.decoupled_advantage, [(2, 3, 2), ()]),
+        (advantages.decoupled_advantage, [(2, 3, 2), (3, 2)]),
+        (advantages.decoupled_advantage, [(2, 3), (3,)]),
+    ],
+)
+def test_arrays_of_another_shape_are_refused_when_they_are_traced(function, shapes):
+    arrays = [jnp.ones(shape) for shape in shapes]
+    with pytest.raises(AssertionError, match="shape|rank|dimension"):
+        jax.eval_shape(unchecked(function), *arrays)
+
+
+def test_the_scale_of_a_group_needs_an_axis_of_traces():
+    scale = unchecked(advantages.advantage_scale)
+    with pytest.raises(AssertionError, match="shape"):
+        scale(jnp.array([1.0, 3.0]), mode="group", floor=0.1)
+    np.testing.assert_allclose(scale(jnp.array([1.0, 3.0]), mode="batch_rms", floor=0.1), 5**0.5)

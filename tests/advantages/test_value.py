@@ -28,7 +28,7 @@ class TestValues:
         got = advantages.correctness_from_value(v, coefficient=0.5)
         np.testing.assert_allclose(got, [[0.2, 0.5, 0.4]], rtol=1e-6)
 
-    def test_eq12_and_its_stopped_gradient(self):
+    def test_eq10_and_its_stopped_gradient(self):
         r, v = jnp.array([[[1.3, 0.0]]]), jnp.array([[[0.5, 0.25]]])
         np.testing.assert_allclose(advantages.bcae_advantage(r, v), [[[0.8, -0.25]]], rtol=1e-6)
         gradient = jax.grad(lambda v: jnp.sum(advantages.bcae_advantage(r, v) ** 2))(v)

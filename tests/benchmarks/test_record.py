@@ -1,6 +1,7 @@
 """A record contains a benchmark's values, and what they depend on."""
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -45,6 +46,71 @@ def test_a_record_contains_machine_versions_commit_and_settings_without_paths(tm
     )
     assert content["commit"] == (head.stdout.strip() or None)
     assert str(tmp_path) not in path.read_text()
+
+
+@pytest.fixture
+def without_nvidia_smi(tmp_path, monkeypatch):
+    """An empty folder as PATH. Returns the folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_a_record_contains_the_driver_and_the_kernel(without_nvidia_smi):
+    tool = without_nvidia_smi / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && echo 580.65.06\n')
+    tool.chmod(0o755)
+    machine = record.machine()
+    assert (machine["driver"], machine["kernel_release"]) == ("580.65.06", os.uname().release)
+
+
+OPEN = (
+    "Open Kernel Module for x86_64  580.65.06  Release Build  (x@y)  Sun Jul 27 07:14:28 UTC 2025"
+)
+CLOSED = "x86_64 Kernel Module  535.129  Thu Oct 19 18:56:32 UTC 2023\nGCC version: gcc 12.3.0"
+
+
+@pytest.mark.parametrize(("text", "version"), [(OPEN, "580.65.06"), (CLOSED, "535.129")])
+def test_the_driver_is_found_without_nvidia_smi(tmp_path, without_nvidia_smi, text, version):
+    assert record.driver(tmp_path) is None
+    file = tmp_path / "proc" / "driver" / "nvidia" / "version"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"NVRM version: NVIDIA UNIX {text}\n")
+    assert record.driver(tmp_path) == version
+    # An nvidia-smi that fails does not hide the driver.
+    tool = without_nvidia_smi / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho failed 1.2.3\nexit 9\n")
+    tool.chmod(0o755)
+    assert record.driver(tmp_path) == version
+
+
+def test_a_machine_without_a_driver_has_no_such_field(monkeypatch):
+    monkeypatch.setattr(record, "driver", lambda: None)
+    assert "driver" not in record.machine()
+
+
+@pytest.mark.parametrize("separator", ["-", "_"])
+def test_a_record_contains_the_versions_of_jaxs_plug_in(tmp_path, monkeypatch, separator):
+    monkeypatch.setattr(record, "PACKAGES", ())
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def install(name, version):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+    install("nvidia-cudnn-cu13", "9.19.0")
+    install("cuda-toolkit", "13.0.3")
+    # torch also installs cuDNN.
+    assert set(record.versions()) == {"python"}
+    plugins = [separator.join(("jax", "cuda13", part)) for part in ("pjrt", "plugin")]
+    for name in plugins:
+        install(name, "0.11.2")
+    importlib.invalidate_caches()
+    versions = record.versions()
+    assert set(versions) == {"python", "nvidia-cudnn-cu13", *plugins}
+    assert {versions[name] for name in plugins} == {"0.11.2"}
 
 
 def test_nothing_is_written_without_the_option(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """Values and combinations that make no sense: one line each."""
 
 import math
+import re
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -343,6 +345,20 @@ def test_ranges_can_be_checked_alone():
         check_ranges(changed(seed=-1))
     with pytest.raises(UserError, match="budget.levels: 'none' is not a valid name of a budget"):
         check_ranges(changed(budget={"levels": FrozenMap(none=4)}))
+
+
+def test_corrections_that_a_message_recommends_have_the_values_of_the_docs():
+    docs = Path(__file__).parents[2] / "docs"
+    values = {}
+    for page in ("vllm-training.md", "reproducibility.md"):
+        for name, value in re.findall(r"\b(loss\.\w+)=([\d.]+\b)", (docs / page).read_text()):
+            values.setdefault(name, set()).add(value)
+    servers = {"engine": "vllm", "urls": ("http://one:1",), "async_steps": 1}
+    (message,) = problems(changed(rollout=servers))
+    recommended = dict(re.findall(r"(loss\.\w+)=([\d.]+\b)", message))
+    assert set(recommended) == {"loss.importance_cap", "loss.sequence_mask"}
+    for name, value in recommended.items():
+        assert values[name] == {value}
 
 
 def test_presets_are_those_of_the_models_room():

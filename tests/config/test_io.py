@@ -329,6 +329,23 @@ def test_another_process_finds_the_same_fingerprint_and_imports_no_jax():
     assert done.stdout.strip() == config_io.fingerprint(changed(seed=1))
 
 
+OVERRIDDEN = [
+    "data.train=gsm8k",
+    "data.train =gsm8k",
+    " data.train = gsm8k",
+    "data={train: gsm8k}",
+    "data={dir: data, train: gsm8k}",
+]
+
+
+@pytest.mark.parametrize("text", OVERRIDDEN)
+def test_a_key_is_overridden_in_every_spelling_that_changes_it(text):
+    assert config_io.override(Config(), [text]).data.train == "gsm8k"
+    assert config_io.is_overridden("data.train", ["seed=3", text])
+    for key in ("data.eval", "data", "train", "data.train_size"):
+        assert not config_io.is_overridden(key, ["seed=3", text])
+
+
 def test_overrides_are_texts_or_a_dict():
     values = {
         "method": "grpo",

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from bacr_jax.config import io as config_io
+from bacr_jax.config.derived import mixture
 from bacr_jax.config.paths import expand_paths, set_name
 from bacr_jax.config.values import alternatives
 from bacr_jax.errors import UserError
@@ -39,6 +40,21 @@ def home(monkeypatch):
 )
 def test_the_full_name_of_a_set(spec, name):
     assert set_name(spec) == name
+
+
+@pytest.mark.parametrize("gap", ["", " "])
+@pytest.mark.parametrize("number", ["2", "2.0", "0.5", ".5", "2.", "10"])
+def test_a_weight_that_the_path_is_expanded_behind_is_the_weight_of_the_set(number, gap):
+    for path, full_set in (("train.jsonl", "jsonl:train.jsonl"), ("gym:gcd", "gym:gcd")):
+        name = set_name(f"{number}{gap}*{gap}{path}")
+        assert mixture(name) == [(float(number), full_set)]
+        # A stored name is read back unchanged.
+        assert set_name(name) == name
+
+
+@pytest.mark.parametrize("spec", ["2*", "2 * ", "1.2.3*gym:gcd", "x*gym:gcd", "*gym:gcd"])
+def test_other_texts_have_no_weight(spec):
+    assert mixture(spec) == [(1.0, spec)]
 
 
 def is_path(key):

@@ -19,9 +19,9 @@ def test_every_preset_is_found_in_a_config_that_it_was_written_over(name):
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
-        ("quickstart", "bacr-robust"),
-        ("tradeoff", "bacr-robust"),
-        ("gym", "bacr-robust"),
+        ("quickstart", "bacr-bounded"),
+        ("tradeoff", "bacr-bounded"),
+        ("gym", "bacr-bounded"),
         ("qwen2.5-7b-math", "bacr-bounded"),
         ("smollm2-135m", "bacr-bounded with 1 change"),
     ],
@@ -33,12 +33,12 @@ def test_shipped_configs_follow_the_recommended_preset_without_naming_its_file(n
 def test_a_changed_value_is_counted_and_listed():
     config = config_io.load(["quickstart"], ["loss.clip_low=0.1", "reward.coefficient=0.5"])
     preset = preset_of(flatten(config))
-    assert preset.text == "bacr-robust with 2 changes"
+    assert preset.text == "bacr-bounded with 2 changes"
     assert preset.changes == (
-        "reward.coefficient=0.5 (bacr-robust: 0.3)",
-        "loss.clip_low=0.1 (bacr-robust: 0.2)",
+        "reward.coefficient=0.5 (bacr-bounded: 0.3)",
+        "loss.clip_low=0.1 (bacr-bounded: 0.2)",
     )
-    assert method_text(preset_of(flatten(config)), "BACR") == "bacr-robust with 2 changes (BACR)"
+    assert method_text(preset_of(flatten(config)), "BACR") == "bacr-bounded with 2 changes (BACR)"
 
 
 def test_a_method_of_the_users_own_and_one_far_from_every_preset_have_no_preset():

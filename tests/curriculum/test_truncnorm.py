@@ -1,3 +1,5 @@
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,3 +100,14 @@ def test_parameters_broadcast_and_vmap():
     whole = truncnorm_ppf(jnp.array([0.5]), mu, 512.0, 256.0, 4096.0)
     each = jax.vmap(lambda m: truncnorm_ppf(jnp.array(0.5), m, 512.0, 256.0, 4096.0))(mu)
     np.testing.assert_allclose(whole, each)
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_a_parameter_of_another_rank_is_refused(position):
+    """A location for each of three questions would be one for each rollout of [3, 3]."""
+    parameters = [1000.0, 512.0, 256.0, 4096.0]
+    shares = jnp.full((3, 3), 0.5)
+    for shape in ((3,), (1, 3, 3)):
+        wrong = [jnp.full(shape, x) if i == position else x for i, x in enumerate(parameters)]
+        with pytest.raises(AssertionError, match="rank"):
+            jax.eval_shape(inspect.unwrap(truncnorm_ppf), shares, *wrong)

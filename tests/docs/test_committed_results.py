@@ -42,7 +42,7 @@ def with_interval(entry):
 @pytest.fixture(scope="module")
 def quickstart():
     """Evaluations of the quickstart by seed: after the warm-up, after BACR, after GRPO."""
-    runs = {run["id"]: run["summary"]["eval"] for run in cells("quickstart-cpu")}
+    runs = {run["id"]: run["summary"]["eval"] for run in cells("quickstart-bounded-cpu")}
     return {
         seed: (
             runs[f"bacr-{seed}"]["before"],
@@ -64,7 +64,7 @@ def greedy_by_policy(quickstart, budget):
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_quickstarts_table_has_every_seed(quickstart, budget):
-    page = (ROOT / "docs" / "results" / "quickstart-cpu" / "seeds.md").read_text()
+    page = (ROOT / "docs" / "results" / "quickstart-bounded-cpu" / "seeds.md").read_text()
     for seed, evaluations in quickstart.items():
         entries = [evaluation["greedy"][budget] for evaluation in evaluations]
         row = [f"{with_interval(one)}, {one['mean_thinking_tokens']:.1f}" for one in entries]
@@ -209,16 +209,25 @@ def test_the_controls_page_has_the_presets_lead(arm, label):
 
 
 @pytest.mark.parametrize(
-    ("when", "label"),
-    [("before", "seed 2: after the warm-up"), ("after", "BACR, 30 steps")],
+    ("when", "label"), [("before", "after the warm-up"), ("after", "BACR, 30 steps")]
 )
 @pytest.mark.parametrize(
-    ("folder", "part"), [("smollm2-recipe-bounded-cpu", 0), ("smollm2-recipe-cpu", 1)]
+    ("folder", "number", "seed"),
+    [
+        ("smollm2-recipe-bounded-cpu", 0, 2),
+        ("smollm2-recipe-bounded-cpu", 1, 12),
+        ("smollm2-recipe-cpu", 0, 2),
+    ],
 )
-def test_the_page_of_smollm2_has_the_runs_with_and_without_the_bound(folder, part, when, label):
-    (run,) = cells(folder)
+def test_the_page_of_smollm2_has_the_runs_with_and_without_the_bound(
+    folder, number, seed, when, label
+):
+    run = cells(folder)[number]
+    assert run["summary"]["seed"] == seed
+    part = 0 if "bounded" in folder else 1
     page = (ROOT / "docs" / "smollm2-runs.md").read_text().split("### A run that failed")[part]
-    row = re.search(rf"^\| {label} \| (.*) \|$", page, re.MULTILINE)[1].replace("*", "")
+    row = re.search(rf"^\| seed {seed}: {label} \| (.*) \|$", page, re.MULTILINE)[1]
+    row = row.replace("*", "")
     greedy = run["summary"]["eval"][when]["greedy"]
     entries = [greedy[budget] for budget in ("12", "20", "28", "48")]
     expected = [f"{with_interval(e)}, {e['mean_thinking_tokens']:.1f}" for e in entries]
@@ -240,7 +249,7 @@ def test_the_quickstarts_figure_is_drawn_from_its_runs(quickstart, tmp_path):
     specification = importlib.util.spec_from_file_location("quickstart_benchmark", path)
     benchmark = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(benchmark)
-    runs = [run for run in cells("quickstart-cpu") if run["id"].startswith("bacr")]
+    runs = [run for run in cells("quickstart-bounded-cpu") if run["id"].startswith("bacr")]
     means = benchmark.mean_of([run["summary"]["eval"]["after"] for run in runs])
     figures.accuracy_picture(tmp_path / "accuracy.png", {"BACR": means}, "ledger")
     assert (tmp_path / "accuracy.png").exists()

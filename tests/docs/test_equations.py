@@ -106,7 +106,7 @@ def test_the_lines_for_a_pretrained_model_run(tmp_path, monkeypatch):
     branches = SimpleNamespace(
         tokens=tokens, forced=0 * sampled, sampled=sampled, source=0 * sampled
     )
-    np.testing.assert_array_equal(names["grade"](branches), [[1], [0], [1]])
+    np.testing.assert_array_equal(names["grade"](None, branches), [[1], [0], [1]])
     names["task"].close()
 
 

@@ -164,7 +164,7 @@ def test_the_page_of_the_budget_input_has_a_row_for_each_value():
 
 # Pages that may contain earlier values of keys: pages about studies, because the ids of arms were
 # not renamed, and the changelog.
-REPORTS = [page for page in PAGES if "studies" in page] + ["docs/tradeoff.md", "CHANGELOG.md"]
+REPORTS = [page for page in PAGES if "studies" in page] + ["CHANGELOG.md"]
 
 
 @pytest.mark.parametrize("page", sorted(set(PAGES) - set(REPORTS)))

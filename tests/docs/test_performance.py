@@ -71,6 +71,12 @@ def test_an_old_page_is_refused_and_written_anew(make, one_record, capsys):
     assert make.main(["--check"]) == 0
 
 
+def test_a_table_of_a_gpu_has_its_driver(make):
+    machine = {"processor": "A CPU", "family": "6", "model": "1", "cores": 2, "memory_gib": 24}
+    on_gpu = machine | {"accelerators": ["NVIDIA H200"], "driver": "580.65.06"}
+    assert make.machine_of({"machine": on_gpu}).endswith("24 GiB, NVIDIA H200, driver 580.65.06")
+
+
 def test_a_page_without_markers_is_refused(make, one_record):
     make.PAGE.write_text("no markers")
     with pytest.raises(SystemExit, match="a marker is missing"):

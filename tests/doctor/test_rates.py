@@ -1,5 +1,11 @@
 """A device that is slower than a plan takes it to be is warned of."""
 
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bacr_doctor import rates
@@ -42,6 +48,69 @@ def test_plan_takes_the_measured_shares(monkeypatch):
     found = rates.plan(subject).values
     # Half of both shares: twice the seconds.
     assert sum(found["measured"].values()) == 2 * sum(found["assumed"].values())
+
+
+def test_only_gpus_wait_for_the_launches_of_kernels(monkeypatch):
+    monkeypatch.setattr(
+        rates, "measure_throughput", lambda _: {**PER_S, "matmul": 0.5, "bandwidth": 0.7}
+    )
+    subject = read_subject(["--config", "quickstart", "--device", "h100"])[0]
+    on_cpu = rates.plan(subject).values["measured"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    on_gpu = rates.plan(subject).values
+    assert on_gpu["measured"] == pytest.approx(on_gpu["assumed"])
+    assert on_gpu["measured"].pop("decode") > 1.5 * on_cpu.pop("decode")
+    assert on_gpu["measured"] == on_cpu
+
+
+class TimedTrial:
+    """A trial of the quickstart with two traces, whose decoding took 2 seconds."""
+
+    def __init__(self, config):
+        self.config = config
+        self.batch = types.SimpleNamespace(
+            prompt_lengths=np.array([8, 8]),
+            sampled=np.array([16, 16]),
+            answered=np.ones((2, 2), np.int32),
+        )
+
+    def rollout(self):
+        return types.SimpleNamespace(counters={"decode_s": 1.5, "answer_s": 0.5})
+
+    def start(self):
+        return None
+
+    def step(self, state, batch):
+        return state, {}
+
+
+def test_the_reached_bandwidth_does_not_depend_on_launches_or_the_data_sheet(monkeypatch):
+    reached = []
+    for device in ("h100", "l4"):
+        subject = read_subject(["--config", "quickstart", "--device", device])[0]
+        trial = TimedTrial(subject.config)
+        monkeypatch.setattr(rates, "make_trial", lambda *_, trial=trial, **__: trial)
+        reached.append(rates.measure_throughput.__wrapped__(subject)["bytes_per_s"])
+    assert reached[0] == pytest.approx(reached[1])
+
+
+def test_a_bare_copy_is_one_copy_of_memory():
+    """Neither an element-wise pass nor an array that shares the memory of its input."""
+    array = jnp.arange(1024, dtype=jnp.float32)
+    program = rates.copy_array.lower(array).compile().as_text()
+    entry = program[program.index("ENTRY") :]
+    assert re.findall(r" = \S+ ([\w-]+)\(", entry) == ["parameter", "copy"]
+    copied = rates.copy_array(array)
+    assert copied.unsafe_buffer_pointer() != array.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(copied, array)
+
+
+def test_the_rate_of_copies_counts_every_copy(monkeypatch):
+    calls = []
+    monkeypatch.setattr(rates, "copy_array", lambda array: calls.append(array.nbytes) or array)
+    monkeypatch.setattr(rates, "_fastest_seconds", lambda run: (run(), 0.5)[1])
+    _, bytes_per_s = rates.measure_peak.__wrapped__("float32")
+    assert calls and bytes_per_s == 2 * sum(calls) / 0.5
 
 
 def test_slow_additions_are_warned_of_with_the_version_that_is_fast():

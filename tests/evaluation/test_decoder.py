@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import hf_world
+from bacr_grading import VerifierGrader, load_verifier
 from bacr_jax import evaluate
 from bacr_jax.config import EvalConfig
 from bacr_jax.config import io as config_io
@@ -16,20 +18,23 @@ from bacr_jax.evaluation import decoder
 from bacr_jax.evaluation.decoder import (
     Decoder,
     declaration,
+    draw_samples,
     evaluate_set,
     for_grader,
     with_declared_budget,
 )
+from bacr_jax.evaluation.samples import EvalSampling, EvalSetting
 from bacr_jax.export import policy_folder
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.prompts.encoding import encode_prompts
+from bacr_jax.prompts.encoding import encode_prompts, encode_text
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.task_data import build_task_data
 from bacr_jax.questions.ledger import ledger_tokenizer
 from bacr_jax.runs import initial, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import open_run
+from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks
 
 CONFIG = """
 method: selfbudgeter
@@ -207,6 +212,66 @@ def test_a_given_budget_is_no_part_of_what_was_sampled(english, tmp_path):
     for found in map(json.loads, lines):
         assert found["thinking_tokens"] <= found["budget"] in (4, 16)
         assert "<budget>" not in found["text"] and "</solution>\n<answer>" in found["text"]
+
+
+def test_a_grader_of_responses_gets_the_same_texts_as_in_training(tmp_path):
+    """At the end of the thinking, and at an earlier cut."""
+    (tmp_path / "small.yaml").write_text(CONFIG)
+    (tmp_path / "mine.py").write_text(
+        "import json\n"
+        "def check(question, response, gold):\n"
+        f"    texts = json.load(open({str(tmp_path / 'texts.json')!r}))\n"
+        "    return texts.index(response) / 4\n"
+    )
+    settings = config_io.load([tmp_path / "small.yaml"], ["method=grpo"])
+    tokenizer = ledger_tokenizer()
+    task_data = build_task_data(resolve(settings).task, tokenizer, len(tokenizer))
+    verifier = load_verifier(f"{tmp_path / 'mine.py'}:check")
+    encode = lambda text: encode_text(tokenizer, text)
+    thinking, early, late = map(
+        encode, ("a1+2=3</think>", "</think><answer>1</answer>", "<answer>3</answer>")
+    )
+    trunks = Trunks.empty(1, width=1 + len(thinking), sampled=len(thinking))
+    trunks.tokens[0, 1:] = thinking
+    one = np.ones(1, np.int32)
+    trunks = dataclasses.replace(
+        trunks,
+        prompt_lengths=one,
+        sampled=one * len(thinking),
+        thinking=one * (len(thinking) - 1),
+        close=one * CLOSED_BY_TAG,
+    )
+    tokens = np.zeros((1, 2, len(early)), np.int32)
+    tokens[0, 0] = early
+    tokens[0, 1, : len(late)] = late
+    zeros = np.zeros((1, 2), np.int32)
+    branches = Branches(
+        tokens=tokens,
+        context=np.array([[3, 1 + len(thinking)]], np.int32),
+        forced=np.array([[2, 1]], np.int32),
+        sampled=zeros + 2,
+        finished=zeros > -1,
+        source=zeros,
+        logprobs=np.zeros((1, 2, 1), np.float32),
+    )
+    (texts,) = task_data.responses(trunks, branches)
+    (tmp_path / "texts.json").write_text(json.dumps(["", *texts]))
+    questions = task_data.eval["ledger"]
+    part = np.zeros(1, int), (EvalSetting("greedy", 8, 1, cut=2), EvalSetting("greedy", 8, 1))
+    decoded = SimpleNamespace(traces=lambda *_: [(trunks, branches)])
+    with VerifierGrader(dataclasses.replace(verifier, of_response=True)) as grader:
+        sampling = EvalSampling(
+            dataclasses.replace(task_data, graders={questions.set.graded_by: grader}),
+            jax.random.key(0),
+            settings.eval,
+            None,
+            lambda count: None,
+        )
+        (samples,) = draw_samples(
+            decoded, questions, np.zeros(1, int), [part], sampling, name="ledger"
+        )
+    assert [sample.correct for sample in samples] == [0.25, 0.5]
+    assert [sample.extracted for sample in samples] == ["1", "3"]
 
 
 def test_a_box_in_a_solution_is_no_strict_answer():

@@ -9,6 +9,7 @@ from bacr_jax.evaluation.free_curve import (
     compare_with_free_curve,
     curve_value,
     distance,
+    first_crossing,
     free_curve_of,
     tokens_needed,
 )
@@ -54,6 +55,16 @@ def test_the_curve_is_interpolated_between_its_points(tokens, accuracy):
 )
 def test_tokens_are_where_the_curve_first_reaches_an_accuracy(accuracy, tokens):
     assert tokens_needed(accuracy, TOKENS, ACCURACIES) == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(
+    ("y", "level", "x"),
+    # Between two points, above the level from the start, and never at the level.
+    [([0.1, 0.3, 0.7], 0.4, 12.5), ([0.5, 0.4, 0.4], 0.45, 0.0), ([0.1, 0.2, 0.2], 0.3, None)],
+)
+def test_a_level_is_first_reached(y, level, x):
+    crossing = first_crossing(np.array([0.0, 10.0, 20.0]), np.array(y), level)
+    assert crossing == (x if x is None else pytest.approx(x))
 
 
 def test_a_dip_does_not_hide_an_earlier_crossing():

@@ -90,6 +90,7 @@ def check(monkeypatch, tmp_path):
     def run(others, *, modes=("greedy",), questions="abc"):
         monkeypatch.setattr(job_checks.folder, "read_samples", lambda path: {})
         monkeypatch.setattr(job_checks.folder, "read_settings", lambda path: others)
+        monkeypatch.setattr(job_checks.folder, "read_results", lambda path: {"sets": {}})
         cells = dict.fromkeys(modes, [8])
         mine = {
             "sets": {"ours": {"problems": 2, "questions": questions}},

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import hf_world
+import thinking_world
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
@@ -24,6 +25,8 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.ledger import ledger_tokenizer
+from bacr_jax.runs import checkpoint as saved_checkpoint
+from bacr_jax.runs.provenance import model_record
 from bacr_jax.runs.saved_policy import open_policy
 from export_world import LEDGER, MODEL, checkpoint, make_run
 
@@ -267,7 +270,8 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
     params = hf_world.make_folder(
         base, ENGLISH, tokenizer=hf_world.chat_tokenizer(), dtype="bfloat16"
     )
-    (base / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
+    sampling = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.05}
+    (base / "generation_config.json").write_text(json.dumps(sampling))
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
     run = make_run(tmp_path / "run", params, settings)
     from_run.export(run, tmp_path / "out")
@@ -279,6 +283,7 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
         "do_sample",
         "max_length",
     }
+    assert generation["do_sample"] is False
     same(reading.load_policy(tmp_path / "out")[1], params)
     base.rename(tmp_path / "moved")
     assert "pass its current folder as --base" in refusal(
@@ -288,6 +293,48 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
     arguments = ["--run", str(run), "--out", str(tmp_path / "two"), "--base", moved]
     assert export.main([*arguments, "--dtype", "bfloat16"]) == 0
     assert '"torch_dtype": "bfloat16"' in (tmp_path / "two/config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("of_base", "exported"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1},
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20},
+        ),
+        # R1-Distill has no top_k.
+        (
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8},
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8},
+        ),
+        # Without settings of the base, the settings of the run's evaluations.
+        ({}, {"do_sample": True, "temperature": 0.5, "top_p": 0.9}),
+        (
+            {"do_sample": False, "temperature": 0.7},
+            {"do_sample": True, "temperature": 0.5, "top_p": 0.9},
+        ),
+    ],
+)
+def test_a_model_that_thinks_by_itself_keeps_its_sampling(tmp_path, of_base, exported):
+    shape = hf_world.FAMILIES["qwen3"]
+    base = thinking_world.thinking_folder(tmp_path / "base", "qwen3", shape, **of_base)
+    run = thinking_world.thinking_run(
+        tmp_path / "run", base, eval={"temperature": 0.5, "top_p": 0.9}
+    )
+    from_run.export(run, tmp_path / "out")
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    ids = {"bos_token_id", "eos_token_id", "pad_token_id", "max_length"}
+    assert {key: value for key, value in generation.items() if key not in ids} == exported
+
+
+def test_sampling_settings_that_are_not_valid_are_refused(tmp_path, capsys):
+    shape = hf_world.FAMILIES["qwen3"]
+    sampling = {"do_sample": True, "temperature": "hot"}
+    base = thinking_world.thinking_folder(tmp_path / "base", "qwen3", shape, **sampling)
+    run = thinking_world.thinking_run(tmp_path / "run", base)
+    message = refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert "base/generation_config.json: `temperature` is 'hot', which is not valid" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_one_line_and_nothing_is_written(ledger_run, tmp_path, capsys):
@@ -328,6 +375,51 @@ def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
             path.write_bytes(b"")
     assert "the policy can't be read" in refusal(capsys, "--run", run, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("adapter", ["merged", "peft"])
+def test_a_run_whose_base_was_edited_is_not_exported(tmp_path, capsys, adapter):
+    base, out = tmp_path / "base", tmp_path / "out"
+    params = hf_world.make_folder(base, ENGLISH, tokenizer=hf_world.chat_tokenizer())
+    settings = {"model": {"path": str(base)}, "data": {"train": "math:x"}}
+    if adapter == "peft":
+        settings["adapter"] = {"rank": 2}
+    run = make_run(tmp_path / "run", params, settings)
+    checkpoint(run, params, 20, **model_record(hf_config.read_hf_config(base)))
+    assert open_policy(run, None, 20).tokenizer() is not None
+    edited = json.loads((base / "config.json").read_text()) | {"rms_norm_eps": 1e-3}
+    moved = base.rename(tmp_path / "moved")
+    (moved / "config.json").write_text(json.dumps(edited))
+    moved_policy = open_policy(run, None, 20)
+    moved_policy = moved_policy.under(
+        config_io.override(moved_policy.config, [f"model.path={moved}"])
+    )
+    says = "its config.json differs from the one with which the run in"
+    # As evaluate and generate do.
+    with pytest.raises(UserError, match=f"^model.path={moved}: {says}"):
+        moved_policy.tokenizer()
+    command = ["--run", run, "--out", out, "--base", moved, "--adapter", adapter]
+    line = refusal(capsys, *command)
+    assert line.startswith(f"error: --base {moved}: {says}") and "rms_norm_eps is 0.001" in line
+    assert not out.exists()
+    # An older checkpoint does not contain the configuration of its model.
+    moved_policy = dataclasses.replace(moved_policy, step=3)
+    assert moved_policy.tokenizer() is not None
+
+
+def test_a_checkpoint_for_which_the_memory_does_not_suffice(
+    ledger_run, tmp_path, capsys, monkeypatch
+):
+    def read(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(saved_checkpoint, "_read", read)
+    code = export.main(["--run", str(ledger_run[0]), "--out", str(tmp_path / "out")])
+    assert (code, capsys.readouterr().err) == (
+        1,
+        "error: checkpoint reading: the machine's memory ran out; free memory, or use a machine "
+        "with more of it\n",
+    )
 
 
 @pytest.mark.slow  # a process

@@ -114,6 +114,71 @@ def test_one_machine_keeps_to_the_gpus_that_it_may_use():
     assert (fewer.returncode, fewer.stdout) == (2, "") and "found 3,5; use 3" in fewer.stderr
 
 
+def started_server(words):
+    """Returns the words of the vLLM command that a call of sampler.sh runs."""
+    (line,) = run("sampler.sh", "--dry-run", *words).stdout.splitlines()
+    return shlex.split(line)
+
+
+def host_of(command):
+    """Returns the address of the last --host, which vLLM uses."""
+    last = max(index for index, word in enumerate(command) if word == "--host")
+    return command[last + 1]
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """Returns a folder that contains the first policy of a run, as sampler.sh needs it."""
+    (tmp_path / "w/version-0").mkdir(parents=True)
+    (tmp_path / "w/version-0/config.json").touch()
+    return str(tmp_path / "w")
+
+
+@pytest.mark.parametrize(
+    ("options", "address"), [((), "127.0.0.1"), (("--host", "10.0.0.5"), "10.0.0.5")]
+)
+def test_servers_listen_only_where_the_learner_of_their_machine_reaches_them(
+    policy, options, address
+):
+    shown = run(
+        "with_vllm.sh", "--dry-run", "--learner", "2", "--samplers", "2", "--gpu", "hopper",
+        *options, "--config", "quickstart",
+    )  # fmt: skip
+    assert (shown.returncode, shown.stderr) == (0, "")
+    *lines, learner = shown.stdout.splitlines()
+    servers = [shlex.split(line)[2:] for line in lines if "/sampler.sh " in line]
+    assert len(servers) == 2
+    for words in servers:
+        words[words.index("--weights") + 1] = policy
+        assert host_of(started_server(words)) == address
+    urls = ", ".join(f"http://{address}:{port}" for port in (8000, 8001))
+    assert urls_of(shlex.split(learner)) == f"rollout.urls=[{urls}]"
+
+
+def test_a_server_is_reachable_from_other_machines_only_if_its_command_contains_so(policy):
+    assert host_of(started_server(["--weights", policy])) == "127.0.0.1"
+    assert host_of(started_server(["--weights", policy, "--host", "0.0.0.0"])) == "0.0.0.0"
+    shown = run(
+        "slurm_with_vllm.sh", "--dry-run", "--weights", policy, "--gpu", "hopper",
+        "--config", "qwen2.5-7b-math", BACR_NODES="n1 n2", SLURM_GPUS_ON_NODE="1",
+    )  # fmt: skip
+    words = shlex.split(shown.stdout.splitlines()[0])
+    (script,) = [index for index, word in enumerate(words) if word.endswith("/sampler.sh")]
+    node = run("sampler.sh", "--dry-run", *words[script + 1 :]).stdout
+    assert host_of(started_server(shlex.split(node)[3:])) == "0.0.0.0"
+
+
+def test_documented_servers_that_load_weights_listen_on_this_machine_only():
+    """Every route that loads weights is open without a key (VLLM_SERVER_DEV_MODE)."""
+    commands = []
+    for page in sorted((LAUNCH.parent / "docs").glob("*.md")):
+        lines = page.read_text().replace("\\\n", " ").splitlines()
+        commands += [line for line in lines if line.startswith("VLLM_SERVER_DEV_MODE=1 ")]
+    assert commands
+    for command in commands:
+        assert host_of(shlex.split(command)) == "127.0.0.1"
+
+
 @pytest.mark.parametrize("script", ["with_vllm.sh", "slurm_with_vllm.sh", "sampler.sh"])
 def test_what_is_missing_is_one_line(script):
     done = run(script, "--gpu", "a100", "--config", "c.yaml")

@@ -17,7 +17,7 @@ def leave_one_out(r):
 
 
 def brpo(r):
-    """V1 + V2 of METHODS' form for four equal weights, written with loops."""
+    """V1 + V2 of AnytimeReasoner's released code for four equal weights, written with loops."""
     found = np.zeros_like(r)
     for s in range(4):
         to_go = r[..., s:].sum(-1) / 4

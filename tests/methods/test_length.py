@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from bacr_jax.advantages import grpo_advantage
 from bacr_jax.config.settings import resolve
 from bacr_jax.methods import length, load_method
 from methods_world import group_batch, load
@@ -32,10 +33,15 @@ class TestFormulas:
         np.testing.assert_array_equal(got, [[0, 1, 1, 0], [1, 0, 1, 0]])
 
     def test_an_advantage_within_those_that_are_kept(self):
-        """Kept are rewards 1 and 0: mean .5, deviation .5."""
+        """Kept are rewards 1 and 0: mean .5, deviation sqrt(1/2)."""
         kept = jnp.array([[True, True, False]])
         got = length.filtered_advantage(jnp.array([[1.0, 0.0, 1.0]]), kept)
-        np.testing.assert_allclose(got, [[1.0, -1.0, 0.0]], rtol=1e-5)
+        np.testing.assert_allclose(got, [[0.5**0.5, -(0.5**0.5), 0.0]], rtol=1e-5)
+
+    def test_a_group_that_is_kept_in_full_has_grpos_advantage(self):
+        rewards = jnp.array([[1.0, 0.0, 1.0], [0.3, 0.2, 0.9]])
+        got = length.filtered_advantage(rewards, jnp.ones((2, 3), bool))
+        np.testing.assert_allclose(got, grpo_advantage(rewards), rtol=1e-5)
 
     def test_the_gated_bonus_pays_correct_responses_below_their_mean_length(self):
         """Correct lengths 100, 300 and 200 have the mean 200; the wrong response is shorter.
@@ -158,6 +164,7 @@ def test_gfpo_gives_nothing_to_responses_that_are_not_kept(tmp_path):
     )
     method = load_method(resolve(config).method)
     found = method.advantages(None, batch, method.rewards(None, batch), None)
-    np.testing.assert_allclose(found.thinking[0, :, 0], [0.0, -1.0, 1.0, 0.0], atol=1e-4)
+    size = 0.5**0.5
+    np.testing.assert_allclose(found.thinking[0, :, 0], [0.0, -size, size, 0.0], atol=1e-4)
     np.testing.assert_array_equal(found.keep, [[False, True, True, False]])
     np.testing.assert_allclose(found.baseline[..., 0], 0.5)

@@ -202,8 +202,8 @@ ONE_ADVANTAGE = {
         ),
         "token_mean",
     ),
-    # Both of a pair are kept, and their deviation is that of two numbers.
-    "gfpo": (lambda r, length: grpo(r) * 2**0.5, "token_mean"),
+    # Both of a pair are kept.
+    "gfpo": (lambda r, length: grpo(r), "token_mean"),
 }
 # A miss by budget.max tokens costs 1; no entropy bonus here.
 OWN = {
@@ -415,7 +415,7 @@ def test_bacr_to_the_letter(tmp_path, cuts):
 
     @jax.jit
     def v(params, head):
-        """Eq. 11, [cuts]."""
+        """Eq. 11 and the sinusoids of the logarithm, which the paper does not have, [cuts]."""
         phi = lambda budgets: budget.embed(
             params["budget"], jnp.asarray(budgets), conditioning=told, b_max=BUDGET
         )

@@ -17,6 +17,7 @@ from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import Advantages, grpo
 from bacr_jax.methods.registry import (
+    advice,
     built_in_methods,
     declares_budget,
     load_method,
@@ -40,6 +41,18 @@ from methods_world import PRESETS, group_batch, load
 def test_loss_settings_that_a_method_is_not_are_refused(tmp_path, preset, override, says):
     with pytest.raises(UserError, match=says):
         load(tmp_path, preset, override)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "bacr-full"])
+def test_a_clip_range_for_tokens_is_advised_against_with_the_ratio_of_gspo(tmp_path, preset):
+    def advice_with(*keys):
+        return advice(resolve(load(tmp_path, preset, *keys)).method)
+
+    (line,) = advice_with("loss.ratio=gspo")
+    assert line.startswith("loss.clip_low=0.2 loss.clip_high=0.2: with loss.ratio=gspo")
+    assert "; set loss.clip_low=3e-4 and loss.clip_high=4e-4" in line
+    assert advice_with("loss.ratio=gspo", "loss.clip_low=3e-4", "loss.clip_high=4e-4") == []
+    assert advice_with("loss.ratio=token") == []
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,42 @@ def test_several_cpu_devices_get_threads_to_wait_for_each_other(environment, thr
     assert environment.get("NPROC") == threads
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_enable_x64", True),
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_default_prng_impl", "unsafe_rbg"),
+        ("jax_threefry_partitionable", False),
+        ("jax_random_seed_offset", 1),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_numpy_rank_promotion", "raise"),
+    ],
+)
+def test_an_option_of_jax_that_changes_results_is_refused(name, value):
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        with pytest.raises(UserError) as refused:
+            processes.check_platform()
+    finally:
+        jax.config.update(name, before)
+    processes.check_platform()
+    line = str(refused.value)
+    assert line.startswith(f"environment: JAX's option {name} is {value}")
+    assert f"unset {name.upper()}" in line and f"jax.config.update('{name}', " in line
+
+
+def test_the_variable_of_an_option_is_refused_too():
+    done = subprocess.run(
+        [sys.executable, "-c", "from bacr_jax.parallel.processes import check_platform as c; c()"],
+        env={**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert "UserError: environment: JAX's option jax_enable_x64 is True" in done.stderr
+
+
 # Programs with a sum over both devices are started behind a long one: with as many threads as two
 # cores, a device's sum and the start of its next program hold both.
 PILED = """

@@ -161,6 +161,14 @@ def test_answers_that_are_told_lengths_read_it_once_each_up_to_their_cut():
 
 def test_one_device_sends_nothing():
     assert costs.gathered_bytes(workload(), mesh(fsdp=1)) == 0
+    assert costs.scored_gathered_bytes(workload(), mesh(fsdp=1)) == 0
+
+
+def test_scoring_gathers_every_weight_once():
+    # All but an eighth, or all but a quarter of one of two tensor shards, 2 bytes each.
+    params = costs.policy_parameters(workload())
+    assert costs.scored_gathered_bytes(workload(), mesh()) == 7 / 8 * 2 * params
+    assert costs.scored_gathered_bytes(workload(), mesh(fsdp=4, tensor=2)) == 3 / 4 * params
 
 
 def test_gradients_travel_in_the_compute_type_but_those_of_the_vocabulary():

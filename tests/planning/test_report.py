@@ -157,6 +157,33 @@ def test_the_text_holds_every_number_of_the_object():
         assert f"{seconds:.0f}" in text
 
 
+def test_the_launches_of_a_decoding_step_are_a_printed_assumption():
+    """28 layers of 85 microseconds."""
+    assert as_object(planned())["assumed_launch_s_per_layer"] == 85e-6
+    (line,) = [line for line in as_text(planned()).splitlines() if "assuming that" in line]
+    assert "a decoding step takes at least 2.4 ms (28 layers x 85 us to launch" in line
+    assert "measured once, on an H200" in line
+
+
+def test_the_network_between_machines_is_a_printed_assumption():
+    """One machine of eight GPUs has no network."""
+    keys = (
+        *("rollout.questions=2", "train.minibatches=1", "train.micro_batch_rows=16"),
+        *("rollout.slots=16", "eval.slots=16", "eval.size=1", "eval.samples=0"),
+        *("budget.min=64", "budget.max=512", "eval.budgets=[512]"),
+    )
+    one, two = planned(*keys), planned(*keys, layout=mesh(data=2))
+    assert "--network" not in as_text(one)
+    assert as_object(two)["assumed_network_gb_per_s"] == 25
+    line = "links 70%, the network between machines of 8 GPUs 70% of 25 GB/s per GPU (--network), "
+    assert line in as_text(two)
+    # Another network changes the seconds of all GPU models, and not the name of the plan's.
+    slow = dataclasses.replace(two, device=dataclasses.replace(two.device, network_bandwidth=1e9))
+    assert slow.device_name == "a100-80" and "70% of 1 GB/s per GPU" in as_text(slow)
+    before, after = as_object(two)["predicted_step_s"], as_object(slow)["predicted_step_s"]
+    assert before.keys() == after.keys() and all(after[name] > before[name] + 5 for name in after)
+
+
 def test_the_gpu_compilers_numbers_are_taken():
     phases = planned(compilation=Compilation("XLA", PROGRAMS, exact=True)).phases
     assert phases["update"].peak == 31 * GIB

@@ -12,6 +12,7 @@ from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import PRESETS
+from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.runs import setup
 from bacr_plan import lengths, schedule
 from bacr_plan.workload import SUFFIX_TOKENS, planned_shape, sizes_of
@@ -241,3 +242,18 @@ def test_traces_that_the_decoding_mesh_cannot_divide_are_refused_early():
         sizes_of(config, 8)
     work, layout = sizes_of(config_io.override(config, ["rollout.slots=8"]), 8)
     assert work.slots % layout.slot_shards == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "problems"),
+    [
+        *(("gsm8k", 1319), ("math", 5000), ("math500", 500), ("aime24", 30), ("minerva_math", 272)),
+        # A set that is not public.
+        ("jsonl", 500),
+    ],
+)
+def test_an_evaluation_has_the_problems_of_its_public_set(name, problems):
+    keys = ("eval.size=null", "eval.samples=0", "eval.budgets=[512]", "eval.every=null")
+    work = workload(f"data.eval=[{name}:mine.jsonl]", *keys)
+    assert work.evaluated == (((problems, 512),),)
+    assert {*PUBLISHED_SETS} == {"gsm8k", "math", "math500", "aime24", "minerva_math"}

@@ -118,7 +118,7 @@ def test_each_process_begins_with_the_answers_that_it_is_asked_about(among, coun
     graders = [Early() for _ in range(count)]
 
     def act(index):
-        texts_of = lambda rows: [[text(number) for number in row] for row in rows]
+        texts_of = lambda trunks, rows: [[text(number) for number in row] for row in rows]
         begin = grade_early(graders[index], texts_of, golds, questions)
         for rows in ([3], [0, 4], [2, 1]):
             begin(np.array(rows), None, cells[rows])

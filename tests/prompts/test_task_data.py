@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from bacr_grading import VerifierGrader, load_verifier
 from bacr_jax.config import Config, DataConfig
 from bacr_jax.config.method_settings import RewardConfig
 from bacr_jax.config.schema import GradingConfig
@@ -88,7 +89,7 @@ ANSWERS = {
 
 def test_a_closed_answer_counts_and_an_open_one_does_not(task_data):
     texts = ANSWERS[task_data.style.name]
-    outcomes = task_data.verify(branches(task_data, texts), ["4"] * 4)
+    outcomes = task_data.verify(None, branches(task_data, texts), ["4"] * 4)
     np.testing.assert_array_equal(outcomes[:, 0], [1.0, 0.0, 0.0, 1.0])
 
 
@@ -153,6 +154,27 @@ def test_rewards_see_the_response_from_the_opening_tag_to_the_closed_answer(rewa
         f"{style.think_open}2 + 2{style.forced_suffix}4</answer>",
         f"{style.think_open}é{{</answer>{style.forced_suffix}4</answer>",
     ]
+
+
+@pytest.mark.parametrize("of_response", [True, False])
+def test_a_grader_gets_responses_or_answers_from_training_also_early(
+    task_data, of_response, tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text("def check(question, text, gold): return text == question")
+    verifier = load_verifier(f"{tmp_path / 'mine.py'}:check")
+    trunks, said = thought(task_data, ["2 + 2", "é"], ANSWERS[task_data.style.name][0])
+    texts = [row[0] for row in task_data.responses(trunks, said)]
+    expected = texts if of_response else ["4", "4"]
+    with VerifierGrader(dataclasses.replace(verifier, of_response=of_response)) as grader:
+        graded = dataclasses.replace(task_data, graders={task_data.graded_by: grader})
+        early = []
+        monkeypatch.setattr(grader, "ahead", lambda texts, *_, **__: early.extend(texts))
+        graded.early_grading(["4", "4"], expected)(np.arange(2), trunks, said)
+        outcomes, verdicts = graded.grade_answers(trunks, said, ["4", "4"], expected, None)
+    assert [verifier.graded_text(text) for text in early] == ["4", "4"]
+    assert (early == texts) == of_response
+    np.testing.assert_array_equal(outcomes, np.ones((2, 1)))
+    assert [verdict.extracted for verdict in verdicts[:, 0]] == ["4", "4"]
 
 
 def test_whatever_a_reward_does_it_scores_0_and_is_counted(rewarded):
@@ -248,12 +270,12 @@ def test_every_set_is_graded_with_its_own_tolerance(task_data):
     sampled = branches(task_data, [text])
     minerva, exact = task_data.eval.values()
     graded = lambda questions: task_data.graded_like(questions).verify(
-        sampled, [questions.set.answers[1]]
+        None, sampled, [questions.set.answers[1]]
     )
     # a third of a percent off
     assert graded(minerva) == 1.0
     assert graded(exact) == 0.0
-    assert task_data.verify(sampled, ["3.0e8"]) == 0.0
+    assert task_data.verify(None, sampled, ["3.0e8"]) == 0.0
 
 
 def test_the_format_follows_the_config(folder, qwen):

@@ -50,6 +50,16 @@ class TestForms:
         found = load(tmp_path, "gsm8k", rows)
         assert (found.questions, found.answers, found.ids) == (["Q"], [gold], ["gsm8k-train-0"])
 
+    def test_deepscaler(self, tmp_path):
+        rows = [
+            {"problem": "Q0", "answer": "-\\frac{2}{3}", "solution": "Adding gives 7."},
+            {"problem": "Q1", "answer": "26", "solution": ""},
+            {"problem": "Q2", "answer": "(x-1)^2", "solution": "So it is $\\boxed{(x-1)^2}$."},
+        ]
+        found = load(tmp_path, "jsonl", rows, num_groups=1)
+        assert found.questions == ["Q0", "Q1", "Q2"] and not found.left_out
+        assert found.answers == ["-\\frac{2}{3}", "26", "(x-1)^2"]
+
     def test_math_levels_subjects_and_the_last_box(self, tmp_path):
         # boxes further apart than 40 characters are no list
         solution = f"one step gives \\boxed{{1}}{' and so on' * 5}, \\boxed{{\\frac{{1}}{{2}}}}"

@@ -1,6 +1,7 @@
 """Evaluation sets that are not there: refused, or left out with a line that says what gets them."""
 
 import json
+import sys
 
 import pytest
 
@@ -9,7 +10,6 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.schema import DataConfig
 from bacr_jax.errors import UserError
-from bacr_jax.questions import tables
 from bacr_jax.questions.__main__ import main
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.missing import without_missing
@@ -115,7 +115,12 @@ def test_an_evaluation_refuses_a_set_that_it_names(tmp_path):
     settled = lambda *words: evaluate.settle(evaluate.parse(["--run", "r", *words]), trained).data
     assert settled().eval_missing == "skip"
     assert settled("--data", AIME).eval_missing == "refuse"
-    assert settled("--data", AIME, "data.eval_missing=skip").eval_missing == "skip"
+    for override in (
+        "data.eval_missing=skip",
+        "data.eval_missing = skip",
+        "data={eval_missing: skip}",
+    ):
+        assert settled("--data", AIME, override).eval_missing == "skip"
 
 
 def test_the_hub_without_a_network_has_no_set(tmp_path, monkeypatch):
@@ -124,7 +129,7 @@ def test_the_hub_without_a_network_has_no_set(tmp_path, monkeypatch):
         def snapshot_download(repo, **how):
             raise ConnectionError("no route")
 
-    monkeypatch.setattr(tables, "_module", lambda *_: Hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
     put(tmp_path, GSM8K)
     _, (line,) = remaining(config(tmp_path, GSM8K, "aime24:hf://HuggingFaceH4/aime_2024"))
     assert (

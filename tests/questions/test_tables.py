@@ -227,7 +227,6 @@ class TestHub:
 
     @pytest.mark.parametrize("name", ["hf://me/sums", "hf://me/sums/data"])
     def test_a_download_that_was_interrupted_is_no_complete_set(self, tmp_path, monkeypatch, name):
-        pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
         from huggingface_hub import constants
 
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -260,11 +259,11 @@ class TestHub:
         with pytest.raises(UserError, match="use hf://OWNER/NAME"):
             read(path)
 
-    def test_without_the_extra_the_line_says_what_to_install(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        with pytest.raises(UserError, match=r"huggingface_hub.*\.\[hub\]"):
-            read("hf://a/b")
+    def test_only_parquet_needs_the_extra(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "pyarrow", None)
+        put(tmp_path / "train.jsonl", lines(*ROWS))
+        self.fake(monkeypatch, tmp_path)
+        assert read("hf://a/b") == ROWS
         with pytest.raises(UserError, match=r"pyarrow.*\.\[hub\]"):
             read(put(tmp_path / "a.parquet", b"PAR1"))
 

@@ -235,7 +235,7 @@ def test_a_saving_is_compared_with_the_policy_before_training_cut_early(run):
 def test_departures_are_folded_to_their_number(run):
     config = config_io.override(Config(), ["method=grpo"])
     (run / "config.yaml").write_text(config_io.to_yaml(config))
-    title = "4 settings depart from the method&#39;s publication"
+    title = "5 settings depart from the method&#39;s publication"
     assert f"<details><summary>{title}</summary>" in page(run)
 
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_client import BudgetRules, EngineError, Refused, Server
-from bacr_client.rules import StopString
+from bacr_client import EngineError, Refused, Server
 from bacr_jax.errors import UserError
 from bacr_jax.model import qwen2
 from bacr_jax.model.budget import Conditioned
@@ -24,12 +23,10 @@ from bacr_jax.rollout.rows import Callbacks
 from bacr_jax.rollout.served import RemoteSampling, asked_rows
 from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
 from rollout_world import (
-    ANSWER,
-    ANSWER_CLOSE,
-    CLOSE,
     EOS,
     LEGAL,
     VOCAB,
+    make_budget_rules,
     make_prompts,
     make_rules,
     quarters,
@@ -39,27 +36,18 @@ WIDTH = 5 + 12 + 2 + 3
 CONTEXTS = 48
 
 
-def rules():
-    one = lambda token: StopString("", {token: 1}, {}, 1)
-    never = frozenset(np.flatnonzero(~LEGAL).tolist())
-    return BudgetRules(
-        think_close=one(CLOSE), answer_close=one(ANSWER_CLOSE), ends=frozenset({EOS}),
-        line_breaks=frozenset(), closing=(CLOSE, ANSWER), natural=(ANSWER,), never=never,
-        cap=12, grace=0, answer_tokens=3, vocab_size=VOCAB,
-    )  # fmt: skip
-
-
 class Local(Server):
     """A server in this process: the most likely tokens, by whole forward passes of the model.
 
     Attributes:
       dies_after: completions that it answers; None: all.
       stale: it says that it read new weights, and keeps its own.
+      raw: its log-probabilities are at temperature 1, whatever the request's temperature is.
     """
 
-    def __init__(self, world, url="http://one", dies_after=None, stale=False):
+    def __init__(self, world, url="http://one", dies_after=None, stale=False, raw=False):
         super().__init__(url)
-        self.world, self.dies_after, self.stale = world, dies_after, stale
+        self.world, self.dies_after, self.stale, self.raw = world, dies_after, stale, raw
         self.params, self.loaded, self.answered = None, [], 0
 
         @jax.jit
@@ -98,6 +86,7 @@ class Local(Server):
             row = np.zeros(WIDTH, np.int32)
             row[: len(tokens)] = tokens
             found = self.scores(self.params, row, len(tokens), np.int32(told["budget"]))
+            found = found if self.raw else at_temperature(found, sampling.temperature)
             tokens.append(int(found.argmax()))
             logprobs.append(float(found.max()))
         return tokens[len(call.prompt) :], logprobs
@@ -106,7 +95,15 @@ class Local(Server):
 WRITTEN = {}
 
 
-def fleet(world, servers, tmp_path, answers=1, **changes):
+def at_temperature(logprobs, temperature):
+    """Returns log-probabilities at a temperature from those at temperature 1; 0: unchanged."""
+    if temperature in (0.0, 1.0):
+        return logprobs
+    scaled = np.asarray(logprobs, np.float64) / temperature
+    return scaled - np.log(np.exp(scaled).sum())
+
+
+def fleet(world, servers, tmp_path, answers=1, temperature=1.0, **changes):
     def write(params, out):
         out.mkdir(parents=True)
         WRITTEN[str(out.absolute())] = params
@@ -126,13 +123,14 @@ def fleet(world, servers, tmp_path, answers=1, **changes):
         for context in contexts:
             row, written = np.zeros(WIDTH, np.int32), (*context.prompt, *context.response)
             row[: len(written)] = written
-            found.append(local.scores(params, row, len(written), np.int32(context.budget)))
+            scores = local.scores(params, row, len(written), np.int32(context.budget))
+            found.append(at_temperature(scores, temperature))
         return np.array(found)
 
     without_tag = lambda tokens: len(tokens) - 1
     given = {
-        "remote_sampling": RemoteSampling(rules(), without_tag, answers=answers),
-        "probe": Probe(draw, score),
+        "remote_sampling": RemoteSampling(make_budget_rules(), without_tag, answers=answers),
+        "probe": Probe(draw, score, temperature),
         "write": write,
         "folder": tmp_path,
         "dtype": "float32",
@@ -321,6 +319,19 @@ def test_what_is_asked_after_a_push_is_never_asked_again(world, tmp_path):
     assert len(budgets) > 6
     for one, other in zip(single, single[1:]):
         assert len(one & other) < CONTEXTS / 4
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_log_probabilities_at_another_temperature_are_an_error(world, tmp_path, temperature):
+    """vLLM returns raw_logprobs, at temperature 1, unless it is started with another mode."""
+    for raw in (False, True):
+        server = Local(world, raw=raw)
+        made = fleet(world, [server], tmp_path / str(raw), temperature=temperature)
+        if raw:
+            with pytest.raises(UserError, match="again, with --logprobs-mode processed_logprobs"):
+                made.load(world.params, 0)
+        else:
+            made.load(world.params, 0)
 
 
 def test_weights_that_are_others_under_the_same_version_are_an_error(world, tmp_path):

@@ -10,6 +10,7 @@ from bacr_jax.rollout.probe import (
     CERTAIN,
     CONTEXTS,
     evidence_of_stale_weights,
+    largest_difference,
     picked,
     rms_difference,
 )
@@ -43,6 +44,12 @@ def test_one_push_decides_where_an_update_is_larger_than_rounding(dtype, roundin
     bound = BOUNDS[dtype]
     assert evidence_of_stale_weights(before + noise, ours, before, bound) > CERTAIN
     assert evidence_of_stale_weights(ours + noise, ours, before, bound) < -CERTAIN
+
+
+def test_a_temperature_below_1_divides_rounding_errors():
+    assert largest_difference("float32", 1.0) == 1e-3
+    assert largest_difference("float32", 0.5) == pytest.approx(2e-3)
+    assert largest_difference("bfloat16", 2.0) == 0.1
 
 
 @pytest.mark.parametrize("update", [0.0, 1e-3, 2e-2])

@@ -458,3 +458,12 @@ def test_an_old_style_key_is_refused(world):
     with pytest.raises(UserError, match=r"old-style array of integers; use jax.random.key\(seed\)"):
         prompts = make_prompts(np.array([2, 3]), 5)
         world.roll(prompts, [3, 3], cuts=no_cuts(2), key=jax.random.PRNGKey(0))
+
+
+@pytest.mark.parametrize("generator", ["rbg", "unsafe_rbg"])
+def test_a_key_with_which_a_row_would_depend_on_its_slot_is_refused(world, generator):
+    prompts = make_prompts(np.array([2, 3]), 5)
+    key = jax.random.key(0, impl=generator)
+    for keys in (key, jax.random.split(key, 2)):
+        with pytest.raises(UserError, match=f"key of the generator {generator}, .*threefry2x32"):
+            world.roll(prompts, [3, 3], cuts=no_cuts(2), key=keys, streams=np.array([0, 0]))

@@ -1,7 +1,9 @@
 """Processes that were told different things are not of one run."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from bacr_jax.config import Config
@@ -55,6 +57,19 @@ def test_options_versions_flags_and_variables_are_compared(told, monkeypatch):
         "BACR_DETERMINISTIC (none in process 0, 1 in process 1)",
     ):
         assert part in line
+
+
+def test_options_of_jax_that_change_the_rounding_are_compared(told):
+    with jax.default_matmul_precision("highest"):
+        line = disagreement([told, start_facts(flatten(CONFIG), OPTIONS)], HOSTS)
+    assert "differ: jax_default_matmul_precision (None in process 0, highest in process 1)" in line
+
+
+def test_all_lines_of_the_backends_version_are_compared(monkeypatch):
+    version = "PJRT C API\ncuda 12090"
+    client = SimpleNamespace(platform_version=version)
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(client=client)])
+    assert start_facts(flatten(CONFIG), OPTIONS)["the backend"] == "PJRT C API, cuda 12090"
 
 
 def test_the_content_of_a_method_of_ones_own_counts(tmp_path):

@@ -223,7 +223,7 @@ def test_every_array_is_read_back(tmp_path):
     record = json.loads(path.read_text())
     for name in record["digests"]:
         wrong = record | {"digests": record["digests"] | {name: "0" * 16}}
-        seal = {part: wrong[part] for part in ("meta", "digests")}
+        seal = {part: wrong[part] for part in ("meta", "digests", "types")}
         wrong["digest"] = hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
         path.write_text(json.dumps(wrong))
         with pytest.raises(DigestMismatch, match=f"^{name} differs from what was saved"):
@@ -349,7 +349,7 @@ def test_a_changed_number_of_a_leaf_or_beside_it_is_named(tmp_path):
     record = json.loads(text)
     # What was saved had another b.
     record["digests"]["params/b"] = digests(jnp.float32(4))[""]
-    content = {name: record[name] for name in ("meta", "digests")}
+    content = {name: record[name] for name in ("meta", "digests", "types")}
     seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(content | {"digest": seal}))
     with pytest.raises(UserError, match=r"damaged \(params/b differs from what was saved\)"):
@@ -384,19 +384,26 @@ def test_the_digest_of_a_policy_is_of_its_weights_alone_and_reads_no_array(tmp_p
         policy_digest(first)
 
 
-def test_another_model_is_refused(tmp_path):
-    checkpoints = filled(tmp_path, [4])
-    like = state(0) | {"params": {"w": jnp.zeros((5, 3)), "b": jnp.float32(0)}}
+OTHER_SHAPE = state(0) | {"params": {"w": jnp.zeros((5, 3)), "b": jnp.float32(0)}}
+OTHER_STATE = state(0) | {"method_state": {"mean": jnp.zeros(())}}
+
+
+@pytest.mark.parametrize("like", [OTHER_SHAPE, OTHER_STATE], ids=["model", "method"])
+def test_an_older_checkpoint_has_no_types_to_tell_another_model_from_damage(tmp_path, like):
+    filled(tmp_path, [4]).close()
+    path = tmp_path / "4" / "meta" / "metadata"
+    record = json.loads(path.read_text())
+    content = {name: record[name] for name in ("meta", "digests")}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(content | {"digest": seal}))
+    checkpoints = Checkpoints(tmp_path, keep=2)
     with pytest.raises(
-        UserError, match=r"for a model of another shape than the config describes.*from the start"
+        UserError,
+        match=r"is damaged, or was saved for a model of another shape than the config describes, "
+        r"or for a method with another state .*from the start",
     ):
         checkpoints.restore(like)
-
-
-def test_a_method_with_another_state_is_refused(tmp_path):
-    checkpoints = filled(tmp_path, [4])
-    with pytest.raises(UserError, match=r"or for a method with another state .*from the start"):
-        checkpoints.restore(state(0) | {"method_state": {"mean": jnp.zeros(())}})
+    assert_is(checkpoints.restore(state(0))[1], 4)
 
 
 @pytest.mark.parametrize(

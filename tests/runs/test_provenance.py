@@ -1,8 +1,12 @@
 """What made a state: equal for equal runs, and a line for what keeps a resume from being exact."""
 
+import builtins
 import dataclasses
+import io
 import json
+import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,9 +17,12 @@ from bacr_jax.config import Config, DataConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.io import flatten
 from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.runs import provenance as provenance_module
 from bacr_jax.runs.provenance import (
     VERSIONED,
+    check_same_inputs,
     check_same_prompts,
     check_same_questions,
     data_fingerprint,
@@ -162,9 +169,115 @@ def test_a_resume_that_is_not_exact_says_what_changed():
     # What the config says is not looked at here: a resume refuses another one.
     now = {**then, "seed": 1, "versions": {"jax": "0.1"}, "devices": [8, "H100"]}
     of_versions, of_devices = differences(then, now)
-    assert of_versions.startswith("note: versions were {") and "'jax': '0.1'" in of_versions
-    assert "devices were [" in of_devices and "are now [8, 'H100']" in of_devices
+    assert of_versions.startswith("note: versions changed from {'jax': ")
+    assert "to {'jax': '0.1'};" in of_versions
+    assert "devices changed from [" in of_devices and "to [8, 'H100'];" in of_devices
     assert all("not be bit-identical" in line for line in (of_versions, of_devices))
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        *(("versions", name) for name in ("grain", "sympy", "latex2sympy2_extended")),
+        ("machine", "processor"),
+        ("switches", "jax_default_matmul_precision"),
+        ("switches", "jax_disable_most_optimizations"),
+    ],
+)
+def test_software_hardware_and_options_that_changed_are_noted(group, name):
+    now = made_from(Config(), QUESTIONS, None)
+    then = now | {group: now[group] | {name: "another"}}
+    (note,) = differences(then, now)
+    before, after = {name: "another"}, {name: now[group][name]}
+    assert note.startswith(f"note: {group} changed from {before} to {after}; the run continues")
+    # Checkpoints of earlier versions contain fewer entries.
+    del then[group][name]
+    assert list(differences(then, now)) == []
+    if group != "versions":
+        del then[group]
+        assert list(differences(then, now)) == []
+
+
+def test_the_driver_and_the_versions_of_the_backend_belong_to_a_gpu(monkeypatch):
+    client = SimpleNamespace(platform_version="PJRT C API\ncuda 12090")
+    gpu = SimpleNamespace(platform="gpu", client=client)
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    monkeypatch.setattr(provenance_module, "driver", lambda: "NVRM version: 550")
+    assert provenance_module.machine() == {
+        "backend": "PJRT C API, cuda 12090",
+        "driver": "NVRM version: 550",
+    }
+
+
+def test_the_rounding_of_products_is_recorded():
+    with jax.default_matmul_precision("highest"):
+        made = made_from(Config(), QUESTIONS, None)
+    assert made["switches"]["jax_default_matmul_precision"] == "highest"
+    # Versions of JAX may rename an option, which would then be recorded as None.
+    assert made["switches"]["jax_disable_most_optimizations"] in ("True", "False")
+
+
+EPYC = (
+    "processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\ncpu family\t: 25\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (EPYC, "{machine} AMD EPYC, family 25"),
+        ("processor\t: 0\nBogoMIPS\t: 50.00\n", "{machine}"),
+        (None, "{machine}"),
+    ],
+)
+def test_the_processor_has_its_model_and_family_where_the_system_gives_them(
+    monkeypatch, cpuinfo, expected
+):
+    def open_cpuinfo(path, *_, **__):
+        assert path == "/proc/cpuinfo"
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return io.StringIO(cpuinfo)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", open_cpuinfo)
+        processor = provenance_module.processor()
+    assert processor == expected.format(machine=platform.machine())
+
+
+SHAPE = Qwen2Config(27, 16, 24, 3, 4, 2, 4)
+ROPE_SCALING = RopeScaling(8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_theta": 5e5}, "rope_theta is 500000.0 instead of 1000000.0"),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps is 0.001 instead of 1e-06"),
+        ({"rope_scaling": ROPE_SCALING}, "rope_scaling is {.*8192} instead of None"),
+        ({"tie_embeddings": True}, "tie_embeddings is True instead of False"),
+        ({"qkv_bias": False, "qk_norm": True}, "qkv_bias is False instead of True, qk_norm is"),
+        ({"num_heads": 2, "head_dim": 8}, "num_heads is 2 instead of 4, head_dim is 8 instead"),
+        # A larger limit of positions does not change what the weights compute.
+        ({"max_positions": 99}, None),
+        ({}, None),
+    ],
+)
+def test_another_config_json_is_refused_by_its_fields(change, says):
+    config = config_io.override(Config(), ["model.path=base"])
+    made = lambda shape: made_from(config, QUESTIONS, None, model=shape)
+    then = json.loads(json.dumps(made(SHAPE)))
+    now = made(dataclasses.replace(SHAPE, **change))
+    check = lambda then, config: check_same_inputs(then, now, flatten(config), Path("runs/a"))
+    # A custom model is described by the config, and changed with --allow-change.
+    check(then, Config())
+    if says is None:
+        return check(then, config)
+    with pytest.raises(UserError, match=f"^model.path=base: its config.json .* runs/a .*{says}"):
+        check(then, config)
+    # An older checkpoint does not contain the configuration of its model.
+    del then["model_config"]
+    return check(then, config)
 
 
 PROMPTS = {"tokenizer": "a", "template": "b", "data.train": "c", "ours": "d"}

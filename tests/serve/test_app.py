@@ -8,9 +8,17 @@ import threading
 import httpx
 import pytest
 
-from bacr_serve.app import Limits, make_app
+from bacr_serve.app import Limits, Service, make_app
 from bacr_serve.generation import BackendError
-from serve_world import FakeBackend, chat, events, listening, make_service, until
+from serve_world import (
+    FakeBackend,
+    chat,
+    events,
+    letter_policy,
+    listening,
+    make_service,
+    until,
+)
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -60,6 +68,15 @@ class TestReplies:
         post(make_service(backend, default_budget=4), chat())
         post(make_service(backend), chat())
         assert [(asked.budget, asked.limit) for asked in backend.asked] == [(4, 4), (None, 32)]
+
+    def test_a_request_without_sampling_gets_that_of_the_policy(self):
+        for changes, sampling in (
+            ({}, (0.0, 1.0)),
+            ({"temperature": 0.6, "top_p": 0.9}, (0.6, 0.9)),
+        ):
+            backend = FakeBackend()
+            post(Service(backend, letter_policy(**changes)), chat())
+            assert [(asked.temperature, asked.top_p) for asked in backend.asked] == [sampling]
 
     def test_a_stream_joins_to_the_reply(self):
         service = make_service(FakeBackend("ab cd"))

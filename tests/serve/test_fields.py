@@ -1,5 +1,6 @@
 """Bodies of requests become checked records, and every other body is a 400 that names the field."""
 
+import dataclasses
 import json
 
 import pytest
@@ -30,6 +31,20 @@ def test_a_chat_is_one_question_with_greedy_defaults():
     assert (asked.prompt, asked.is_chat, asked.budget) == ("1+1", True, 8)
     assert (asked.temperature, asked.top_p, asked.max_tokens) == (0.0, 1.0, None)
     assert not asked.stream and not asked.stream_usage
+
+
+def test_the_server_has_other_defaults_of_sampling():
+    defaults = dataclasses.replace(DEFAULTS, temperature=0.6, top_p=0.95)
+
+    def sampling(**fields):
+        asked = read_chat({"messages": USER, **fields}, defaults)
+        return asked.temperature, asked.top_p
+
+    assert sampling() == sampling(temperature=None, top_p=None) == (0.6, 0.95)
+    assert sampling(temperature=0) == (0.0, 1.0)
+    assert sampling(temperature=0.3) == (0.3, 1.0)
+    assert sampling(top_p=0.4) == (0.6, 0.4)
+    assert sampling(temperature=0.3, top_p=0.4) == (0.3, 0.4)
 
 
 def test_settings_are_read():

@@ -2,6 +2,8 @@
 
 import pytest
 
+import hf_world
+import thinking_world
 from bacr_jax.errors import UserError
 from bacr_jax.generate import open_session
 from bacr_serve.fields import Defaults, read_chat
@@ -64,6 +66,17 @@ def test_a_folder_is_served_with_its_levels_and_lengths(session):
     assert (policy.largest_budget, policy.cap, policy.prompt_tokens) == (16, 16, 24)
     assert policy.think_close == "</think>" and policy.answer_prefix == ""
     assert serve_policy(session, name="mine", largest=40).largest_budget == 40
+
+
+def test_a_model_that_thinks_by_itself_is_sampled_by_default(session, tmp_path):
+    sampling = {"do_sample": True, "temperature": 0.7, "top_p": 0.8}
+    base = thinking_world.thinking_folder(
+        tmp_path / "base", "r1", hf_world.FAMILIES["qwen2"], **sampling
+    )
+    native = open_session(None, base, None, ["data.prompt_format=native"])
+    for opened, expected in ((native, (0.7, 0.8)), (session, (0.0, 1.0))):
+        policy = serve_policy(opened, name=None, largest=1)
+        assert (policy.temperature, policy.top_p) == expected
 
 
 def test_a_question_has_the_tokens_of_bacr_generate(session):

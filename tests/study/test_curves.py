@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from bacr_study.cells import Grid
-from bacr_study.curves import convergence, first_crossing, schedules
+from bacr_study.curves import convergence, schedules
 from bacr_study.spec import Arm, Variant
 from cells_world import made_task, main_study, make_cell
 
@@ -42,18 +41,6 @@ SLOPES = {
     ("bacr_paper", 0): 0.04,
     ("bacr_paper", 1): 0.08,
 }
-
-
-class TestFirstCrossing:
-    def test_lies_between_the_points_around_it(self):
-        curve = (np.array([0.0, 10.0, 20.0]), np.array([0.1, 0.3, 0.7]))
-        assert first_crossing(curve, 0.4) == pytest.approx(12.5)
-
-    def test_of_a_curve_that_starts_above_is_its_start(self):
-        assert first_crossing((np.array([5.0, 6.0]), np.array([0.5, 0.4])), 0.45) == 5.0
-
-    def test_of_a_level_never_reached_is_none(self):
-        assert first_crossing((np.array([0.0, 1.0]), np.array([0.1, 0.2])), 0.3) is None
 
 
 class TestConvergence:

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from bacr_jax.report.curve_styles import RECOMMENDED, STAR
+from bacr_jax.report.curve_styles import STAR
 from bacr_jax.report.vega import colour_name
 from bacr_study import figure_parts
 from bacr_study.cells import read_cells, write_cell
@@ -87,11 +87,11 @@ def test_swept_values_have_the_colour_of_their_arm_and_arms_keep_their_style():
 
 
 def test_no_swept_value_of_the_recommended_method_has_its_star():
-    arm = Arm(RECOMMENDED, "BACR", sweep=Sweep("optimizer.learning_rate", (0.1, 0.2), "rate"))
+    arm = Arm("bacr-bounded", "BACR", sweep=Sweep("optimizer.learning_rate", (0.1, 0.2), "rate"))
     study = main_study(arms=(*ARMS, arm))
     stars = {key for key, style in styles_of(study).items() if style.marker == STAR}
     # Figures with one curve per arm show it with its star.
-    assert stars == {RECOMMENDED} and star_sentence(study) == ""
+    assert stars == {"bacr-bounded"} and star_sentence(study) == ""
 
 
 def test_figures_of_two_sweeps_of_one_key_have_different_files(tmp_path, one_file):
@@ -188,7 +188,9 @@ class TestFigures:
             counts = [sum(styles[v.key].colour == colour for v in panel) for panel in panels]
             assert max(counts) - min(counts) <= 1
 
-    @pytest.mark.parametrize(("arm", "has_star"), [("bacr-robust", True), ("bacr_paper", False)])
+    @pytest.mark.parametrize(
+        ("arm", "has_star"), [("bacr-bounded", True), ("bacr-robust", True), ("bacr_paper", False)]
+    )
     def test_a_caption_explains_the_star_where_one_is(self, arm, has_star):
         study = main_study(arms=(Arm("anytime", "A"), Arm(arm, "B")))
         assert ("star" in star_sentence(study)) == has_star

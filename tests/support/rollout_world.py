@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bacr_client import BudgetRules
+from bacr_client.rules import StopString
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
@@ -69,6 +71,27 @@ def make_rules(think_close=None, allowed_tokens=LEGAL):
         answer_close=one_token(ANSWER_CLOSE),
         forced_suffix=[CLOSE, ANSWER],
         natural_suffix=[ANSWER],
+    )
+
+
+def make_budget_rules():
+    """Returns the rules of `make_rules` as a client of a server receives them."""
+
+    def one_token_string(token):
+        return StopString("", {token: 1}, {}, 1)
+
+    return BudgetRules(
+        think_close=one_token_string(CLOSE),
+        answer_close=one_token_string(ANSWER_CLOSE),
+        ends=frozenset({EOS}),
+        line_breaks=frozenset(),
+        closing=(CLOSE, ANSWER),
+        natural=(ANSWER,),
+        never=frozenset(np.flatnonzero(~LEGAL).tolist()),
+        cap=12,
+        grace=0,
+        answer_tokens=3,
+        vocab_size=VOCAB,
     )
 
 

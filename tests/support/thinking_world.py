@@ -8,6 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import hf_world
+from bacr_jax.model.hf import reading
+from export_world import make_run
 
 TEMPLATES = Path(__file__).parents[1] / "prompts" / "templates"
 R1_BEGIN, R1_END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -106,12 +108,28 @@ def small(kind):
     return found
 
 
-def thinking_folder(path, kind, shape):
+def thinking_folder(path, kind, shape, **sampling):
     """Writes a folder with random weights and the tokenizer `small(kind)`, and returns its path.
 
     Args:
       shape: sizes of the model, except for the vocabulary.
+      sampling: content of generation_config.json. Without any, the folder has no such file.
     """
     tokenizer = small(kind)
     hf_world.make_folder(path, replace(shape, vocab_size=len(tokenizer)), tokenizer=tokenizer)
+    if sampling:
+        (path / "generation_config.json").write_text(json.dumps(sampling))
     return path
+
+
+def thinking_run(path, base, **settings):
+    """Writes a run folder whose policy is the model of a thinking folder, and returns its path.
+
+    Args:
+      base: result of `thinking_folder`.
+      settings: sections of the config in addition to `model` and `data`.
+    """
+    _, params = reading.load_policy(base)
+    data = {"train": "gsm8k:somewhere", "prompt_format": "native"}
+    config = {"model": {"path": str(base)}, "conditioning": {"budget_input": "none"}, "data": data}
+    return make_run(path, params, config | settings)

@@ -2,11 +2,14 @@
 
 import ast
 import dataclasses
+import itertools
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from reasoning_gym.factory import create_dataset
 
 from bacr_grading import VerifierGrader, load_verifier
 from bacr_grading.verifier import packed
@@ -38,6 +41,9 @@ RAISES = {"prime_factorization"}
         ("chain_sum?allow_negation=1", "'allow_negation' can't be 1; use a value of type bool"),
         ("chain_sum?size=0", "'size' can't be 0; use a number from 1 to"),
         ("chain_sum?size", "'size' can't be None; use a value of type int"),
+        ("chain_sum?seed=-1", "'seed' can't be -1; use a whole number from 0 to 2147483647"),
+        ("chain_sum?seed=2147483648", "'seed' can't be 2147483648; use a whole number from 0"),
+        ("chain_sum?seed=null", "'seed' can't be None; use a whole number from 0 to"),
         (
             "chain_sum?min_terms=2024-99-99",
             "'min_terms' can't be '2024-99-99'; use a value of type",
@@ -62,14 +68,67 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch):
 
 
 @pytest.mark.parametrize("spec", ["chain_sum", "letter_counting", *FEW])
-def test_no_item_is_in_two_splits_whatever_the_seeds(spec):
+def test_no_item_is_in_two_splits_whatever_the_seeds(spec, monkeypatch):
+    monkeypatch.setattr(gym, "SIZES", {"train": 300, "test": 300})
     more = "&" if "?" in spec else "?"
-    made = [f"gym:{spec}{more}size=300&seed={seed}" for seed in (0, 1, 299)]
+    made = [f"gym:{spec}{more}seed={seed}" for seed in (0, 1, 299)]
     texts = lambda split: {
         identity(text) for one in made for text in load_questions(one, SHORT, 0, split).questions
     }
     train, test = texts("train"), texts("test")
     assert train and test and train.isdisjoint(test)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_near_seeds_make_other_questions(split):
+    sets = []
+    for seed in (0, 1, 2, 3):
+        spec = f"gym:chain_sum?min_terms=4&size=300&seed={seed}"
+        sets.append(set(load_questions(spec, SHORT, 0, split).questions))
+    for one, other in itertools.combinations(sets, 2):
+        assert len(one & other) < 15
+
+
+def test_the_first_seed_makes_the_items_of_the_package(monkeypatch):
+    """Recorded runs use it."""
+    monkeypatch.setattr(gym, "SIZES", {"train": 20, "test": 20})
+    dataset = create_dataset("chain_sum", seed=0, size=20_000)
+    for split, spec in itertools.product(("train", "test"), ("chain_sum", "chain_sum?seed=0")):
+        rows = gym.source(spec, short=False).questions(split)
+        for row in rows:
+            index = int(row["id"].rpartition("-")[2])
+            assert row["question"] == dataset[index]["question"]
+
+
+def test_a_sets_scorer_and_its_items_have_the_same_seed():
+    (row, *_) = gym.source("chain_sum?seed=5&size=3", short=False).questions("test")
+    index = int(row["id"].rpartition("-")[2])
+    name, fields = row["metadata"]["reasoning_gym"]
+    made = create_dataset(name, **{**fields, "size": index + 1})[index]
+    assert (made["question"], made["answer"]) == (row["question"], row["answer"])
+
+
+def test_a_thousand_seeds_are_farther_apart_than_the_indices_of_a_set():
+    starts = sorted(gym.spread_seed(seed) for seed in range(1000))
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    assert starts[0] == 0 and starts[-1] < 1 << 31
+    assert min(gaps) > gym.TRAIN_START + gym.MOST_TRIES * 20_000
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_size_that_can_not_be_met_is_refused(split, monkeypatch):
+    monkeypatch.setattr(gym, "TRAIN_START", 200)
+    monkeypatch.setattr(gym, "_LAST_INDEX", 400)
+    assert len(load_questions("gym:gcd?size=20", SHORT, 0, split)) == 20
+    # Without a size, a split has as many questions as there are.
+    assert 20 < len(load_questions("gym:gcd", SHORT, 0, split)) < 200
+    with pytest.raises(UserError) as error:
+        load_questions("gym:gcd?size=200", SHORT, 0, split)
+    assert re.fullmatch(
+        rf"gym:gcd\?size=200: with these field values, the {split} split has only \d+ questions, "
+        "fewer than 'size'; use a smaller size, or leave it out",
+        str(error.value),
+    )
 
 
 def test_test_items_are_all_different_and_training_items_come_as_they_are_made():
@@ -230,13 +289,15 @@ def score_of(name, dataset, answer, item):
 
 
 @pytest.mark.slow
-def test_all_generators_but_those_that_the_docs_name():
+def test_all_generators_but_those_that_the_docs_name(monkeypatch):
     from reasoning_gym.factory import DATASETS
+
+    monkeypatch.setattr(gym, "SIZES", {"test": 6})
 
     found = {"without": set(), "anything": set(), "raises": set(), "needs more": set()}
     for name, (dataset_class, config_class) in sorted(DATASETS.items()):
         try:
-            source = gym.source(f"{name}?size=6", short=False)
+            source = gym.source(name, short=False)
         except ValueError:
             found["needs more"].add(name)
             continue

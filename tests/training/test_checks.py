@@ -23,7 +23,7 @@ def test_a_check_ends_with_the_runs_first_lines_and_the_next_command(tmp_path, c
     assert "evaluating on 500 of ledger: 2,000 questions" in lines
     assert "  cuts.count=1 (published: 4)" in lines
     assert lines[-8:] == [
-        "method   bacr-robust (BACR); 19 departures from its publication, listed above",
+        "method   bacr-bounded (BACR); 20 departures from its publication, listed above",
         "model    random, 3 layers of width 64, 131,584 parameters; warm-up of 800 steps",
         "devices  not looked at by --check; bacr doctor tries them",
         "run      100 steps of 32 questions x 8 traces",

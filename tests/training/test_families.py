@@ -78,7 +78,8 @@ def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
     close = thinking_world.small(CASES[kind][2]).convert_tokens_to_ids("</think>")
     assert after["thinking"]["closing_ids"].count(close) == 1
     capsys.readouterr()
-    assert generate.main(["--model", str(tmp_path / "out"), "--budget", "4", "What is 1+1?"]) == 0
+    greedy = ["--budget", "4", "--temperature", "0", "What is 1+1?"]
+    assert generate.main(["--model", str(tmp_path / "out"), *greedy]) == 0
     said = capsys.readouterr().out
     assert "\\boxed{" in said
     assert f"[4 thinking tokens, {len(after['thinking']['closing_ids'])} forced, " in said

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+import numpy as np
 import pytest
 
 from bacr_jax.files import read_lines
@@ -94,6 +95,34 @@ def test_a_supervised_stage_is_saved_before_anything_else_is_done(monkeypatch, s
     monkeypatch.setattr(initialize, "after_rejection_sft", lambda run, state, *_: after)
     assert trainer.start() == (after, 0)
     assert trainer.save.call_args_list == ([] if stage is None else [call(after, 0)])
+
+
+def test_another_config_json_is_refused_before_anything_is_restored(tmp_path):
+    from bacr_jax.config import Config
+    from bacr_jax.config import io as config_io
+    from bacr_jax.errors import UserError
+    from bacr_jax.model.sizes import Qwen2Config
+    from bacr_jax.questions.question_set import QuestionSet
+    from bacr_jax.runs.provenance import provenance
+    from bacr_jax.training.loop import Trainer
+
+    config = config_io.override(Config(), ["model.path=base"])
+    questions = QuestionSet("ours", ["1+1"], ["2"], np.zeros(1, int), np.zeros(1, int), ["a"])
+
+    def described(theta):
+        values = config_io.flatten(config)
+        shape = Qwen2Config(27, 16, 24, 3, 4, 2, 4, rope_theta=theta)
+        return {"step": 4, **provenance(values, "x", questions, None, model=shape)}
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.config = config
+    trainer.folder = SimpleNamespace(path=tmp_path)
+    trainer.checkpoints = Mock()
+    trainer.checkpoints.meta.return_value = json.loads(json.dumps(described(1e4)))
+    trainer.describe = lambda step: described(5e5)
+    with pytest.raises(UserError, match="rope_theta is 500000.0 instead of 10000.0"):
+        trainer._resume(4)
+    assert trainer.checkpoints.method_calls == [call.meta(4)]
 
 
 @pytest.mark.parametrize("long", ["before", "after"])

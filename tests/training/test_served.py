@@ -183,8 +183,10 @@ def test_every_push_is_checked_by_other_questions_and_budgets(served_run):
     assert (scores[:, ~allowed] < -1e3).all() and scores.shape == (len(first), len(allowed))
 
 
-def test_scores_are_those_of_the_learner_token_by_token(served_run):
-    run, state = served_run
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_scores_are_those_of_the_learner_token_by_token(tmp_path, monkeypatch, temperature):
+    override = f"rollout.temperature={temperature}"
+    run, state = run_served_by(FromFolder, tmp_path, monkeypatch, override)
     params = run.params(state.train)
     ids = np.flatnonzero(np.asarray(run.task_data.rules.allowed_tokens))[:3].tolist()
     context = run.sample.probe.draw(3)[0]
@@ -198,9 +200,11 @@ def test_scores_are_those_of_the_learner_token_by_token(served_run):
         jnp.array([length + 3]),
         jnp.array([NO_BUDGET if context.budget is None else context.budget]),
         run.task_data.rules.allowed_tokens,
-        spec=dataclasses.replace(run.policy.learner, temperature=1.0),
+        spec=dataclasses.replace(run.policy.learner, temperature=temperature),
     )
     np.testing.assert_allclose(found, np.asarray(wanted)[0, length:], atol=1e-5)
+    # The servers sample the fixed prompts at this temperature too.
+    assert run.sample.probe.temperature == temperature
 
 
 def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_path):

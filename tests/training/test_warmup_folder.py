@@ -1,5 +1,7 @@
 """Tests the fingerprint of a warm-up, and the checks of its folder before a run starts."""
 
+import dataclasses
+import errno
 import json
 
 import numpy as np
@@ -9,10 +11,13 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.runs.checkpoint import Checkpoints, read_part
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.training.warmup import prompt_budgets
 from bacr_jax.training.warmup_folder import (
+    base_record,
+    check_base,
     check_warmup,
     read_warmup,
     save_warmup,
@@ -102,6 +107,20 @@ def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, file
     return check_warmup(config.warmup, warmup_fingerprint(config), run)
 
 
+def test_a_record_that_can_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    config = load(tmp_path, None, "warmup.steps=10", f"warmup.dir={tmp_path / 'warm'}")
+    (tmp_path / "warm").mkdir()
+    (tmp_path / "warm" / "warmup.json").write_text("{}")
+
+    def read(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("bacr_jax.files.read_object", read)
+    with pytest.raises(UserError, match=r"can't be read \(Permission denied\)") as refused:
+        check_warmup(config.warmup, warmup_fingerprint(config), RunPaths(tmp_path / "run"))
+    assert "delete" not in str(refused.value)
+
+
 def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
     config, paths = load(tmp_path, None, "warmup.steps=3"), WarmupPaths(tmp_path / "warm")
     paths.unfinished.mkdir(parents=True)
@@ -148,3 +167,28 @@ def test_a_warm_up_with_other_texts_is_refused(tmp_path, recorded, now, is_refus
         )
     (run.checkpoints / "3").mkdir(parents=True)
     check_warmup(config.warmup, fingerprint, run, now)
+
+
+def test_a_warm_up_of_another_base_model_is_refused(tmp_path):
+    shape = Qwen2Config(27, 16, 24, 3, 4, 2, 4, rope_theta=1e4)
+    of = lambda shape, *more: base_record(
+        resolve(config_io.override(Config(), ["warmup.steps=3", *more])).warmup, shape
+    )
+    # The config contains the shape of a custom model.
+    assert of(shape) == {}
+    recorded = of(shape, "model.path=base")
+    now = of(dataclasses.replace(shape, rope_theta=5e5), "model.path=base")
+    warmup = resolve(Config()).warmup.warmup
+    paths = WarmupPaths(tmp_path / "warm")
+    paths.unfinished.mkdir(parents=True)
+    params = {"w": np.ones(2, np.float32)}
+    save_warmup("x", paths, 3, params, {}, None, recorded)
+    read = lambda model: read_warmup(warmup, "x", paths, params, None, model)
+    says = "^model.path: its config.json differs .*rope_theta is 500000.0 instead of 10000.0"
+    with pytest.raises(UserError, match=says):
+        read(now)
+    assert read(recorded)["w"].tolist() == [1, 1]
+    # The record of an unfinished warm-up, and of one of an earlier version.
+    with pytest.raises(UserError, match=says):
+        check_base(warmup, {"journal": [], **recorded}, now, paths)
+    check_base(warmup, {"journal": []}, now, paths)

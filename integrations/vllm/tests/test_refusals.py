@@ -61,6 +61,9 @@ def test_what_the_engine_may_not_do(world, name, monkeypatch):
     assert refusal(folder, speculative_config=draft).startswith("speculative decoding is not")
     how = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
     assert refusal(folder, **how).startswith("pipeline parallelism is not supported; pass --ten")
+    assert refusal(folder, enable_lora=True).startswith(
+        "LoRA adapters are not supported; leave out --enable-lora, and serve a folder "
+    )
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     assert refusal(folder).startswith("budgets per request need vLLM's model runner V2; set VLLM_")
 

@@ -95,15 +95,18 @@ def steps_of(tmp_path):
     return steps
 
 
-def trained(tmp_path, *keys):
+def trained(tmp_path, *keys, dtype="float32"):
     """Trains a run with a separate server as the sampler, and returns the metrics of its steps.
 
     The server receives the weights of every update.
+
+    Args:
+      dtype: dtype of the server.
     """
     port = free_port()
     with (
         training(tmp_path, ["-m", "bacr_jax.train", *keys], [port]) as (run, first),
-        server_of(first, tmp_path / "server", *SCORES, port=port),
+        server_of(first, tmp_path / "server", *SCORES, "--dtype", dtype, port=port),
     ):
         code = run.wait(900)
     assert code == 0, said(tmp_path)
@@ -135,6 +138,13 @@ def test_four_steps_of_the_quickstart(tmp_path, ahead):
         assert step.get("rollout/staleness", 0) == is_stale
         assert step["policy/grad_norm"] > 0
         assert step["rollout/excess_mean"] == 0 and step["rollout/thinking_max"] <= 64
+
+
+def test_a_server_in_bfloat16_passes_the_check_of_its_weights(tmp_path):
+    """A difference above the bound for bfloat16 would end the run with exit code 2."""
+    words = ["--config", "quickstart", *QUICKSTART, "model.compute_dtype=bfloat16"]
+    for step in trained(tmp_path, *words, dtype="bfloat16"):
+        assert 0 < step["mismatch/absolute"] < 0.1
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ truncation points of its thinking (cuts).
 
 from typing import Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -50,6 +51,7 @@ def advantage_scale(
         spread = masked_rms(advantages, all_entries)
         return jnp.maximum(spread, floor)
     if mode == "group":
+        chex.assert_shape(advantages, (None, None, ...))
         axes = tuple(range(1, advantages.ndim))
         spread = masked_std(advantages, all_entries, axes, keepdims=True)
         return jnp.maximum(spread, floor)
@@ -76,6 +78,7 @@ def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
     Returns:
       m, in units of reward. It is 0 if the batch contains only one question.
     """
+    chex.assert_rank(rewards, 3)
     num_questions = rewards.shape[0]
     rewards_per_question = rewards[0].size
     sums = jax.lax.stop_gradient(rewards).sum((1, 2))
@@ -163,6 +166,8 @@ def decoupled_advantage(
       rewards: each of the R rewards of each trace.
       weights: weight w of each reward.
     """
+    chex.assert_rank([rewards, weights], [3, 1])
+    chex.assert_axis_dimension(weights, 0, rewards.shape[2])
     weighted_sum = jnp.sum(weights * grpo_advantage(rewards), axis=-1)
     normalised = grpo_advantage(weighted_sum.reshape(-1), axis=0)
     return normalised.reshape(weighted_sum.shape)
@@ -173,6 +178,7 @@ def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
 
     The result is 0 if the question has only one trace.
     """
+    chex.assert_shape(x, (None, None, ...))
     num_others = x.shape[1] - 1
     sum_of_others = jnp.sum(x, axis=1, keepdims=True) - x
     return sum_of_others / max(num_others, 1)

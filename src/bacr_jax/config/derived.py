@@ -4,18 +4,15 @@ Examples are the budgets that `budget.prior` can sample, the evaluation set that
 checkpoint, and the dtype of the model's weights.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from bacr_client.rules import LARGEST as LARGEST
 from bacr_jax.config.cli import whole_number
 from bacr_jax.config.method_settings import BudgetConfig, RewardConfig
+from bacr_jax.config.paths import split_weight
 from bacr_jax.config.schema import AdapterConfig, DataConfig, EvalConfig, ModelConfig
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-
-# Matches a data set with a mixture weight, such as 2*gym:gcd.
-_WEIGHED = re.compile(r"(\d+(?:\.\d+)?)\*(.+)")
 
 
 def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
@@ -29,8 +26,11 @@ def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
     """
     weighted_sets = []
     for name in [spec] if isinstance(spec, str) else spec:
-        match = _WEIGHED.fullmatch(name)
-        weighted_sets.append((float(match[1]), match[2].strip()) if match else (1.0, name))
+        weight, bare_set = split_weight(name)
+        if weight:
+            weighted_sets.append((float(weight.replace("*", "")), bare_set.strip()))
+        else:
+            weighted_sets.append((1.0, name))
     return weighted_sets
 
 

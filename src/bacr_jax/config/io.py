@@ -262,6 +262,11 @@ def overridden_keys(override: str) -> list[str]:
     return [entry.key for entry in _entries_of([parse_override(override)])]
 
 
+def is_overridden(key: str, overrides: Iterable[str]) -> bool:
+    """True if one of the overrides sets the key, by its dotted name or as a part of its section."""
+    return any(key in overridden_keys(text) for text in overrides)
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Returns only the values that a YAML file sets, keyed by dotted name.
 

@@ -24,9 +24,10 @@ _PATHS = frozenset(
 _SETS = frozenset({"data.train", "data.eval"})
 # Key whose value maps rewards to weights. A reward can be written as FILE.py:function.
 _REWARDS = "reward.weights"
-# Weight and name of a set before its path, such as `2*jsonl:`.
-_START = re.compile(r"(?:[\d.]+\s*\*\s*)?(?:\w+:)?")
-_WEIGHT = re.compile(r"[\d.]+\s*\*\s*")
+# Weight of a set in a mixture, such as `2*` in `2*gym:gcd`.
+_WEIGHT = re.compile(r"(?:\d+\.?\d*|\.\d+)\s*\*\s*(?=\S)")
+# Name of a set before its path, such as `jsonl:`.
+_NAME = re.compile(r"\w+:")
 # Start of the name of a dataset of the Hugging Face hub, after `Path` has removed a slash.
 _HUB_AS_PATH = re.compile(r"^hf:/(?!/)")
 # Maps a file's extension to the name of the data set that reads such a table.
@@ -72,18 +73,27 @@ def set_name(spec: str) -> str:
     Raises:
       ValueError: as for `expand_paths`.
     """
-    start = _START.match(spec)
-    assert start is not None
-    path = spec[start.end() :]
-    name = start.group() + expand_path(path)
-    weight = _WEIGHT.match(spec)
-    bare_path = name[weight.end() :] if weight is not None else name
-    if ":" in bare_path:
-        return name
-    table = _TABLE_OF.get(PurePosixPath(bare_path).suffix.lower())
+    weight, bare_set = split_weight(spec)
+    name = _NAME.match(bare_set)
+    path_start = 0 if name is None else name.end()
+    full_set = bare_set[:path_start] + expand_path(bare_set[path_start:])
+    if ":" in full_set:
+        return weight + full_set
+    table = _TABLE_OF.get(PurePosixPath(full_set).suffix.lower())
     if table is None:
-        return name
-    return f"{name.removesuffix(bare_path)}{table}:{bare_path}"
+        return weight + full_set
+    return f"{weight}{table}:{full_set}"
+
+
+def split_weight(spec: str) -> tuple[str, str]:
+    """Splits a data set such as `2*gym:gcd` into its weight, `2*`, and the set, `gym:gcd`.
+
+    The weight is empty if none is written.
+    """
+    weight = _WEIGHT.match(spec)
+    if weight is None:
+        return "", spec
+    return weight.group(), spec[weight.end() :]
 
 
 def expand_path(path: str) -> str:

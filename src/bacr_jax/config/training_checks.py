@@ -22,6 +22,8 @@ from bacr_jax.config.values import shown, written
 # Maximum number of truncation points (cuts) per trace in an evaluation with `eval.cut_every`. It is
 # limited because an answer is sampled at every cut.
 _MOST_CUTS = 256
+# Smallest common clip range for the ratios of single tokens. GSPO has 3e-4 and 4e-4.
+_TOKEN_CLIP = 0.1
 
 
 def batch_problems(
@@ -111,7 +113,7 @@ def _ahead(rollout: RolloutConfig, loss: LossConfig, train: TrainConfig) -> Iter
         yield (
             "rollout.async_steps=1: the traces are sampled by the previous policy, but no "
             "correction for this difference is set; set loss.importance_cap=2, or "
-            "loss.sequence_mask=0.01"
+            "loss.sequence_mask=0.05"
         )
 
 
@@ -177,6 +179,17 @@ def loss_problems(
             f"loss.importance_cap={written(loss.importance_cap)} limits a weight per token, but "
             "loss.ratio=sequence has one weight per trace; set loss.importance_cap=null, or "
             "loss.ratio=token"
+        )
+
+
+def loss_advice(loss: LossConfig) -> Iterator[str]:
+    """Yields a recommendation if the clip range does not fit the ratio of the loss."""
+    if loss.ratio == "gspo" and min(loss.clip_low, loss.clip_high) >= _TOKEN_CLIP:
+        yield (
+            f"loss.clip_low={written(loss.clip_low)} loss.clip_high={written(loss.clip_high)}: "
+            "with loss.ratio=gspo the ratio is a mean over the tokens of a trace, which stays so "
+            "close to 1 that this range never clips; set loss.clip_low=3e-4 and "
+            "loss.clip_high=4e-4, the values of its publication (arXiv 2507.18071)"
         )
 
 

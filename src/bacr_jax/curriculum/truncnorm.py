@@ -7,6 +7,7 @@ the edge closest to the mode, using the scaled complementary error function, whi
 underflows nor cancels.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +102,8 @@ def truncnorm_ppf(
     error can be larger, for example 3e-3 for a width of .135 near 8,814. In far tails, the error is
     also small relative to the distance from the edge.
 
+    The parameters are scalars, or arrays that have the rank of `u` and broadcast against it.
+
     Args:
       u: probabilities, in [0, 1].
       mu: location of the untruncated normal distribution. It is the mode, not the mean of the
@@ -117,6 +120,7 @@ def truncnorm_ppf(
     sigma = jnp.asarray(sigma, jnp.float32)
     low = jnp.asarray(low, jnp.float32)
     high = jnp.asarray(high, jnp.float32)
+    chex.assert_rank([mu, sigma, low, high], {0, u.ndim})
     # Ends and width of the interval in standard deviations from the mode.
     start = (low - mu) / sigma
     end = (high - mu) / sigma

@@ -138,6 +138,17 @@ class Session:
         self.vocab_size = setup.vocabulary_rows(saved.config.model, len(self.tokenizer))
         self.rules = make_rules(self.tokenizer, style, self.vocab_size)
 
+    def default_sampling(self) -> tuple[float, float]:
+        """Returns the temperature and top-p of a single answer if the user specifies neither.
+
+        A model that was trained to think (prompt format `native`) is sampled with
+        `eval.temperature` and `eval.top_p`. All others are decoded greedily.
+        """
+        if not self.style.is_native:
+            return 0.0, 1.0
+        evaluation = self.saved.config.eval
+        return evaluation.temperature, evaluation.top_p
+
     def ask(
         self,
         questions: Sequence[str],

@@ -22,7 +22,7 @@ from bacr_jax.evaluation.samples import (
 )
 from bacr_jax.types import NO_BUDGET
 
-# Graded samples by evaluation set and setting (decoding mode and budget).
+# Graded samples by evaluation set and setting (decoding mode, budget and truncation point).
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
 # Pairs of graded samples, one of each evaluation, by budget.
 _PairsByBudget = Mapping[int, tuple[Graded, Graded]]

@@ -377,8 +377,9 @@ def _graded_samples(
                     **counts,
                 }
             )
-    verdicts = task_data.graded_like(questions).grader.grade(
-        [for_grader(text, task_data.style) for text in texts],
+    grading = task_data.graded_like(questions)
+    verdicts = grading.grader.grade(
+        [_graded_text(grading, text) for text in texts],
         [record["gold"] for record in records],
         mode=LENIENT,
         poll=sampling.poll,
@@ -389,6 +390,17 @@ def _graded_samples(
         verdict_fields = {field: getattr(verdict, field) for field in _VERDICT_FIELDS}
         samples.append(Sample(**record, **verdict_fields))
     return samples
+
+
+def _graded_text(task_data: TaskData, text: str) -> str:
+    """Returns the text for the current grader of `task_data`, as in training.
+
+    Args:
+      text: thinking, forced suffix and answer. The prompt contains the tag that opens the thinking.
+    """
+    if task_data.grades_responses:
+        return task_data.style.think_open + text
+    return for_grader(text, task_data.style)
 
 
 def for_grader(text: str, style: PromptFormat) -> str:

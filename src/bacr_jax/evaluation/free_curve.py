@@ -14,15 +14,13 @@ import numpy as np
 from jaxtyping import Float
 
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.comparison import Results
 from bacr_jax.evaluation.intervals import (
     percentile_interval,
     rate_intervals,
     resampled_means,
 )
 from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, interval, number
-
-# Graded samples by evaluation set and setting (decoding mode, budget and truncation point).
-Results = Mapping[str, Mapping[EvalSetting, Graded]]
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,31 @@ def tokens_needed(
       accuracies: mean accuracy at each truncation point.
     """
     order = np.argsort(curve_tokens, kind="stable")
-    x = curve_tokens[order]
-    y = accuracies[order]
-    reached = np.flatnonzero(y >= accuracy)
+    return first_crossing(curve_tokens[order], accuracies[order], accuracy)
+
+
+def first_crossing(
+    x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], level: float
+) -> float | None:
+    """Returns the x at which a curve first reaches a level; None if it never does.
+
+    The curve is linearly interpolated between points.
+
+    Args:
+      x: x coordinates of the points, in ascending order.
+      y: y coordinates of the points.
+      level: value of y to reach.
+    """
+    reached = np.flatnonzero(y >= level)
     if not reached.size:
         return None
     index = int(reached[0])
     if index == 0:
         return float(x[0])
-    share = (accuracy - y[index - 1]) / (y[index] - y[index - 1])
-    return float(x[index - 1] + share * (x[index] - x[index - 1]))
+    x_before = x[index - 1]
+    y_before = y[index - 1]
+    share = (level - y_before) / (y[index] - y_before)
+    return float(x_before + share * (x[index] - x_before))
 
 
 def distance(

@@ -29,6 +29,7 @@ from bacr_jax.evaluation.decoder import check_grace, draw_samples
 from bacr_jax.evaluation.free_curve import compare_with_free_curve
 from bacr_jax.evaluation.job_checks import (
     EvaluationLimits,
+    OtherEvaluation,
     check_compared,
     check_free,
     check_labels,
@@ -47,7 +48,7 @@ from bacr_jax.evaluation.samples import (
     dense_settings,
     eval_settings,
     evaluated_budgets,
-    graded,
+    graded_sets,
     subset,
     swap_settings,
 )
@@ -116,8 +117,8 @@ class Work:
       chosen: indices of the evaluated problems, by set.
       eval_settings: groups of settings (decoding mode, budget and truncation point). All settings
         of a group use the same traces.
-      compared: folders of the other evaluations to compare with, by name of their policy.
-      free: folder of the evaluation of the policy before training, or None.
+      compared: other evaluations to compare with, by name of their policy.
+      free: evaluation of the policy before training, or None.
       labels: output file for difficulty labels, or None to write none.
       settings: all settings that affect the samples, which are written to evaluation.json.
       style: prompt format.
@@ -130,12 +131,12 @@ class Work:
     sets: dict[str, PromptedQuestions]
     chosen: dict[str, Int[np.ndarray, "n"]]
     eval_settings: list[list[EvalSetting]]
-    compared: dict[str, Path]
+    compared: dict[str, OtherEvaluation]
     labels: Path | None
     settings: dict[str, Any]
     style: PromptFormat
     url: str | None = None
-    free: Path | None = None
+    free: OtherEvaluation | None = None
 
     @property
     def config(self) -> Config:
@@ -402,7 +403,6 @@ def prepare(
     all_settings |= {"grader": grader} if grader else {}
     all_settings |= {folder.SPLIT: split} if split != "test" else {}
     compared = check_compared(others, name, all_settings)
-    check_free(free, all_settings)
     return Work(
         name=name,
         saved=saved,
@@ -415,7 +415,7 @@ def prepare(
         settings=all_settings,
         style=style,
         url=url,
-        free=free,
+        free=check_free(free, all_settings),
     )
 
 
@@ -536,14 +536,13 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
         "settings": work.settings,
         "sets": numbers_by_set,
         "comparisons": {
-            name: _compare_with(path, reported) for name, path in work.compared.items()
+            name: _compare_with(other, reported) for name, other in work.compared.items()
         },
     }
     if work.free is not None:
-        before = graded_sets(folder.read_samples(work.free))
         results["free_curve"] = {
-            "name": folder.read_results(work.free).get("name", str(work.free)),
-            "sets": compare_with_free_curve(reported, before),
+            "name": work.free.name,
+            "sets": compare_with_free_curve(reported, work.free.samples),
         }
     write_json(out / folder.RESULTS, results)
     if work.labels is not None:
@@ -572,28 +571,10 @@ def _by_setting(
     return by_set
 
 
-def _compare_with(path: Path, reported: comparison.Results) -> dict[str, Any]:
+def _compare_with(other: OtherEvaluation, reported: comparison.Results) -> dict[str, Any]:
     """Returns the differences from another evaluation, and the results of the other evaluation."""
-    differences = comparison.compare(reported, reported_sets(path))
-    other_sets = folder.read_results(path)["sets"]
+    differences = comparison.compare(reported, other.samples)
     for name, difference in differences.items():
         # Tables and plots also show the results of the other evaluation.
-        difference["other"] = other_sets[name]["by_budget"]
+        difference["other"] = other.sets[name]["by_budget"]
     return differences
-
-
-def reported_sets(path: Path) -> dict[str, dict[EvalSetting, Graded]]:
-    """Reads the samples of a finished evaluation at the requested budgets, as arrays."""
-    samples_by_set = folder.read_samples(path)
-    decoding = folder.read_settings(path)["decoding"]
-    return comparison.reported(graded_sets(samples_by_set), decoding)
-
-
-def graded_sets(
-    samples_by_set: Mapping[str, Mapping[EvalSetting, Sequence[Sample]]],
-) -> dict[str, dict[EvalSetting, Graded]]:
-    """Converts the samples of each set and setting to arrays."""
-    return {
-        name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
-        for name, by_setting in samples_by_set.items()
-    }

@@ -13,7 +13,7 @@ from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import declaration
-from bacr_jax.evaluation.samples import evaluated_budgets, swap_budgets
+from bacr_jax.evaluation.samples import evaluated_budgets, graded_sets, swap_budgets
 from bacr_jax.methods.method import Method
 from bacr_jax.prompts.encoding import suffix_length
 from bacr_jax.prompts.formats import PromptFormat
@@ -149,11 +149,26 @@ def check_length(
             )
 
 
+@dataclass(frozen=True)
+class OtherEvaluation:
+    """A finished evaluation with which this evaluation is compared.
+
+    Attributes:
+      name: name of its policy, or its folder if results.json has no name.
+      samples: graded samples by set and setting (decoding mode, budget and truncation point).
+      sets: entry `sets` of results.json.
+    """
+
+    name: str
+    samples: comparison.Results
+    sets: Mapping[str, Any]
+
+
 def check_compared(
     others: Mapping[str, Path],
     name: str,
     settings: Mapping[str, Any],
-) -> dict[str, Path]:
+) -> dict[str, OtherEvaluation]:
     """Checks that other evaluations can be compared with this one.
 
     Args:
@@ -162,25 +177,27 @@ def check_compared(
       settings: settings of this evaluation.
 
     Returns:
-      The folder of each other evaluation, keyed by the name of its policy. If two policies have the
-      same name, the path of the folder is used as the name.
+      The other evaluations with their samples at the requested budgets, keyed by the name of the
+      policy. If two policies have the same name, the path of the folder is used as the name.
 
     Raises:
       UserError: if an evaluation can't be read or compared.
     """
-    compared: dict[str, Path] = {}
+    compared: dict[str, OtherEvaluation] = {}
     for where, path in others.items():
-        folder.read_samples(path)
+        samples_by_set = folder.read_samples(path)
         other_settings = folder.read_settings(path)
         comparison.check_comparable(settings, other_settings, where)
-        other_name = str(folder.read_results(path, other_settings["sets"]).get("name", path))
+        results = folder.read_results(path, other_settings["sets"])
+        other_name = str(results.get("name", path))
         if other_name == name or other_name in compared:
             other_name = str(path)
-        compared[other_name] = path
+        samples = comparison.reported(graded_sets(samples_by_set), other_settings["decoding"])
+        compared[other_name] = OtherEvaluation(other_name, samples, results["sets"])
     return compared
 
 
-def check_free(path: Path | None, settings: Mapping[str, Any]) -> None:
+def check_free(path: Path | None, settings: Mapping[str, Any]) -> OtherEvaluation | None:
     """Checks the evaluation that the option --free names.
 
     It must be an evaluation of the policy before training with the same problems and grader,
@@ -190,13 +207,16 @@ def check_free(path: Path | None, settings: Mapping[str, Any]) -> None:
       path: folder of the evaluation, or None to check nothing.
       settings: settings of this evaluation.
 
+    Returns:
+      The evaluation with all of its samples, or None if `path` is None.
+
     Raises:
       UserError: if the evaluation can't be read, has other problems, another grader or other
         sampling options, has no decoding mode in common with this one, or was made with --swap.
     """
     if path is None:
-        return
-    folder.read_samples(path)
+        return None
+    samples_by_set = folder.read_samples(path)
     other_settings = folder.read_settings(path)
     # The budgets of the other evaluation may differ, because its curve is interpolated.
     comparison.check_comparable(
@@ -207,3 +227,6 @@ def check_free(path: Path | None, settings: Mapping[str, Any]) -> None:
             f"--free {path}: that evaluation was made with --swap and can't be used here; "
             "evaluate the policy before training with --every 16, or without --every"
         )
+    results = folder.read_results(path)
+    name = results.get("name", str(path))
+    return OtherEvaluation(name, graded_sets(samples_by_set), results["sets"])

@@ -8,7 +8,7 @@ as an uninterrupted one.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -301,6 +301,16 @@ def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
     )
 
 
+def graded_sets(
+    samples_by_set: Mapping[str, Mapping[EvalSetting, Sequence[Sample]]],
+) -> dict[str, dict[EvalSetting, Graded]]:
+    """Converts the samples of each set and setting to arrays."""
+    return {
+        name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
+        for name, by_setting in samples_by_set.items()
+    }
+
+
 def number(value: Any) -> float:
     """Rounds a number for a report, so that equal samples always give equal reports."""
     return round(float(value), _DIGITS)
@@ -309,6 +319,11 @@ def number(value: Any) -> float:
 def interval(ends: Iterable[float]) -> list[float]:
     """Rounds both bounds of an interval for a report."""
     return [number(end) for end in ends]
+
+
+# Names of means and of their confidence intervals in results.json.
+ACCURACY_NAMES = ("accuracy", "ci95")
+TOKENS_NAMES = (("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95"))
 
 
 def measured(

@@ -40,8 +40,8 @@ def _sample_with(server: Server, remote_sampling: RemoteSampling) -> Callable[..
     decoder.
     """
 
-    async def answer_row(row: AskedRow) -> AnsweredRow:
-        return await remote_sampling.row(row, server.complete)
+    async def answer_row(row: AskedRow, requests: asyncio.Semaphore) -> AnsweredRow:
+        return await remote_sampling.row(row, server.complete, requests)
 
     def sample(
         params: None, prompts: Any, rows: Any, key: Any, sampler: Any, callbacks: Any

@@ -21,8 +21,10 @@ from bacr_jax.evaluation.metrics import (
     thinking_by_verdict,
 )
 from bacr_jax.evaluation.samples import (
+    ACCURACY_NAMES,
     GREEDY,
     SAMPLED,
+    TOKENS_NAMES,
     EvalSetting,
     Graded,
     budget_key,
@@ -38,9 +40,7 @@ Dense = dict[str, dict[str, Any]]
 # Results of `entry_of` by decoding mode and budget. Tables and plots read them.
 Summary = dict[str, dict[str, dict[str, Any]]]
 # Names of means and of their confidence intervals in results.json.
-_ACCURACY = ("accuracy", "ci95")
-_VERDICTS = (_ACCURACY, ("strict_accuracy", "strict_ci95"))
-_TOKENS = (("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95"))
+_VERDICTS = (ACCURACY_NAMES, ("strict_accuracy", "strict_ci95"))
 _OVER_BUDGETS = (("mean", "mean_ci95"), ("area", "area_ci95"))
 
 
@@ -67,9 +67,9 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
     for i, (cut, cell) in enumerate(zip(cuts, cells)):
         token_columns = [i, len(cuts) + i]
         curve[str(cut)] = {
-            **measured([_ACCURACY], correct[:, [i]], ends[[i]]),
+            **measured([ACCURACY_NAMES], correct[:, [i]], ends[[i]]),
             "strict_accuracy": number(cell.strict.mean()),
-            **measured(_TOKENS, tokens[:, token_columns], token_ends[token_columns]),
+            **measured(TOKENS_NAMES, tokens[:, token_columns], token_ends[token_columns]),
             "completion_rate": number((~cell.forced).mean()),
             **_unbounded_numbers(cell),
         }
@@ -102,7 +102,7 @@ def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
     correct = graded.correct[keep].mean(1, keepdims=True)
     return {
         "problems": int(keep.sum()),
-        **measured([_ACCURACY], correct, rate_intervals(correct)),
+        **measured([ACCURACY_NAMES], correct, rate_intervals(correct)),
         "mean_thinking_tokens": number(graded.thinking[keep].mean()),
         "mean_total_tokens": number(graded.total[keep].mean()),
         "forced_share": number(graded.forced[keep].mean()),
@@ -164,7 +164,7 @@ def entry_of(
     entry = {
         **measured(_VERDICTS, rates[:, :2], ends[:2]),
         "disagreement": number((graded.correct != graded.strict).mean()),
-        **measured(_TOKENS, tokens, bootstrap_intervals(tokens)),
+        **measured(TOKENS_NAMES, tokens, bootstrap_intervals(tokens)),
         **_unbounded_numbers(graded),
         "no_answer_share": number(np.mean([answer is None for answer in answers])),
         **completion(graded),

@@ -17,12 +17,16 @@ from bacr_jax.evaluation.intervals import (
     difference_intervals,
     rate_intervals,
 )
-from bacr_jax.evaluation.samples import Graded, measured, number
+from bacr_jax.evaluation.samples import (
+    ACCURACY_NAMES,
+    TOKENS_NAMES,
+    Graded,
+    measured,
+    number,
+)
 
 # One number for each problem, input budget and truncation point.
 PerPair = Float[np.ndarray, "n B B"]
-_ACCURACY = ("accuracy", "ci95")
-_TOKENS = (("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95"))
 _DIFFERENCE = ("difference", "ci95")
 
 
@@ -128,8 +132,8 @@ def _pair_entries(
         graded = by_pair[budget, cut]
         by_cut = entries.setdefault(str(budget), {})
         by_cut[str(cut)] = {
-            **measured([_ACCURACY], correct[:, [column]], correct_ends[[column]]),
-            **measured(_TOKENS, tokens[:, token_columns], token_ends[token_columns]),
+            **measured([ACCURACY_NAMES], correct[:, [column]], correct_ends[[column]]),
+            **measured(TOKENS_NAMES, tokens[:, token_columns], token_ends[token_columns]),
             "completion_rate": number((~graded.forced).mean()),
             "problems": len(graded.ids),
             "samples": graded.samples,

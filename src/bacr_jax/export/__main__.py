@@ -5,8 +5,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.config.cli import Parser, add_step, entry_point, silence_orbax, uninterrupted
+from bacr_jax.config.cli import (
+    Parser,
+    add_step,
+    entry_point,
+    failure,
+    silence_orbax,
+    uninterrupted,
+)
 from bacr_jax.config.settings import resolve
+from bacr_jax.out_of_memory import OutOfMemory
 
 # Dtypes in which weights can be stored.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -53,8 +61,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 @entry_point
-def main(argv: Sequence[str] | None) -> None:
-    """Runs `bacr export`. Invalid input prints one line and exits with code 2."""
+def main(argv: Sequence[str] | None) -> int:
+    """Runs `bacr export`.
+
+    Returns:
+      The exit code: 0 after success, and 1 if the memory ran out. Invalid input exits with code 2.
+    """
     silence_orbax()
     arguments = parse(argv)
     # Imported here because it imports JAX, which --help does not need.
@@ -67,16 +79,19 @@ def main(argv: Sequence[str] | None) -> None:
 
     if arguments.push is not None:
         hub.check_push(arguments.push)
-    files = export(
-        arguments.run,
-        arguments.out,
-        base=arguments.base,
-        dtype=arguments.dtype,
-        step=arguments.step,
-        merge_budget_prompt=arguments.merge_budget_prompt,
-        adapter=arguments.adapter,
-        print_line=lambda line: print(line, file=sys.stderr),
-    )
+    try:
+        files = export(
+            arguments.run,
+            arguments.out,
+            base=arguments.base,
+            dtype=arguments.dtype,
+            step=arguments.step,
+            merge_budget_prompt=arguments.merge_budget_prompt,
+            adapter=arguments.adapter,
+            print_line=lambda line: print(line, file=sys.stderr),
+        )
+    except OutOfMemory as error:
+        return failure(f"{error}; free memory, or use a machine with more of it")
     for name in files:
         print(arguments.out / name)
     settings = resolve(read_config(arguments.run))
@@ -86,6 +101,7 @@ def main(argv: Sequence[str] | None) -> None:
         print(f"its prompts have the budget after the question: {words} (config.json, {WORDS})")
     if arguments.push is not None:
         print(f"pushed to {hub.push(arguments.out, arguments.push)}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from bacr_jax.export.model_card import Exported, model_card
 from bacr_jax.export.template import chat_template
 from bacr_jax.model import adapters
 from bacr_jax.model.hf import archive, hf_config, names, peft
+from bacr_jax.model.hf.generation_config import read_sampling
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import eos_ids
 from bacr_jax.prompts.thinking_section import describe
@@ -26,6 +27,7 @@ from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.report.chosen_step import step_lines
 from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.runs.saved_policy import (
+    check_base,
     check_trained_with,
     read_config,
     read_params,
@@ -97,7 +99,7 @@ def export(
     if adapter == "peft":
         _check_peft(config.adapter, dtype, merge_budget_prompt=merge_budget_prompt)
     chosen = choose_step(run, step)
-    params = read_params(run, chosen.step, base=base)
+    where = "model.path=" if base is None else "--base "
     if base is None and config.model.path is not None:
         base = Path(config.model.path)
     if base is not None and not (base / "config.json").is_file():
@@ -105,6 +107,8 @@ def export(
             f"{base} contains no config.json, so the model that the run started from is no longer "
             "in this folder; pass its current folder as --base"
         )
+    check_base(run, chosen.step, base, where)
+    params = read_params(run, chosen.step, base=base)
     if adapter == "peft":
         # After a warm-up, the base of the adapters is the warm-up's weights, which must be
         # written as well.
@@ -199,6 +203,25 @@ def _write_base(
     )
 
 
+def _sampling(exported: Exported) -> dict[str, Any]:
+    """Returns the entries of generation_config.json that describe how answers are sampled.
+
+    Greedy decoding is the default, as in evaluations. A model that was trained to think keeps the
+    sampling settings of its base, or gets those of the run's evaluations if the base has none.
+    """
+    if not exported.style.is_native:
+        return {"do_sample": False}
+    sampling = {} if exported.base is None else read_sampling(exported.base)
+    if sampling:
+        return sampling
+    evaluation = exported.config.eval
+    return {
+        "do_sample": True,
+        "temperature": evaluation.temperature,
+        "top_p": evaluation.top_p,
+    }
+
+
 def write_params(
     out: Path, params: Params, exported: Exported, *, dtype: str = "float32", tokenizer: Any = None
 ) -> list[str]:
@@ -227,8 +250,7 @@ def write_params(
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": list(eos_ids(tokenizer, style)),
         "pad_token_id": tokenizer.pad_token_id,
-        # Greedy decoding is also the default of evaluations.
-        "do_sample": False,
+        **_sampling(exported),
         # Without a maximum length, transformers would use a short default.
         "max_length": shape.max_positions,
     }

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.budget_prompt import budget_frame
 from bacr_jax.prompts.chat_template import BASE, render, template_of
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
-
-# Placeholder for the number of tokens of a budget while the base model's template is rendered.
-_NUMBER = "\ue001"
 
 _CHECKS = """\
 {%- if messages | length > 2 or messages[0]['role'] != 'user' or (messages | length == 2 and \
@@ -77,20 +74,21 @@ def chat_template(
       levels: named budgets, in tokens.
 
     Raises:
-      UserError: the base model's template does not work inside another template.
+      UserError: the base model's template does not work inside another template, or drops the
+        sentence.
     """
     head, tail = frame(tokenizer, style)
-    # End of a prompt that contains a budget.
-    budget_tail = ""
+    # Text before and after the number of the budget, or None if prompts contain no budget.
+    around_number: tuple[str, str] | None = None
     if style.budget_close:
-        budget_tail = tail + _NUMBER + style.budget_close
+        around_number = tail, style.budget_close
     elif words:
-        before, _, after = words.partition(BUDGET)
-        _, budget_tail = frame(tokenizer, style, user_suffix=before + _NUMBER + after)
+        _, opening, closing = budget_frame(tokenizer, style, words)
+        around_number = opening, closing
     question = f"{{{{- {literal(head)} ~ (text_of(messages[0]['content']) | trim) -}}}}\n"
     ending = f"{{{{- {literal(tail)} -}}}}"
-    if budget_tail:
-        opening, _, closing = budget_tail.partition(_NUMBER)
+    if around_number is not None:
+        opening, closing = around_number
         with_number = f"{{{{- {literal(opening)} ~ number ~ {literal(closing)} -}}}}"
         pairs = [f"{literal(name)}: {tokens}" for name, tokens in (levels or {}).items()]
         table = "{" + ", ".join(pairs) + "}"

@@ -25,6 +25,7 @@ from bacr_jax.methods.grpo_family import (
     group_mean,
     grpo_family,
     needs_a_group,
+    no_stages,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
@@ -163,6 +164,9 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
 def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     yield from budget_input_problems(config)
+    yield from no_stages(
+        config, "truncates traces at fixed fractions of budget.max, which stages do not lower"
+    )
     if config.anytime.baseline == "v2":
         yield from needs_a_group(config, "anytime.baseline=v2")
     elif config.anytime.answers == 1:

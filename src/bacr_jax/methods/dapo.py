@@ -18,6 +18,7 @@ PUBLISHED = {
     "loss.ratio": Published("token", "Eq. 9"),
     "loss.clip_low": Published(0.2, "settings of its training"),
     "loss.clip_high": Published(0.28, "settings of its training"),
+    "loss.dual_clip": Published(10.0, "its released recipe: clip_ratio_c"),
     **family.NO_ENTROPY,
     "loss.kl_coef": Published(0.0, "removed: the policy may go far", defining=True),
     "dapo.dynamic_sampling": Published(True, "Eq. 11"),
@@ -25,6 +26,7 @@ PUBLISHED = {
     "dapo.overlong_penalty": Published(1.0, "Eq. 13"),
     "dapo.overlong_share": Published(0.2, "4096 of 20480 tokens"),
     "loss.overlong_filter": Published(False, "its released recipe; the publication filters too"),
+    "train.minibatches": Published(16, "16 updates per rollout: mini-batches of 32 of 512 prompts"),
 }
 
 
@@ -66,6 +68,9 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
     loss = config.loss
     yield from family.problems(config)
+    yield from family.no_stages(
+        config, "punishes lengths close to budget.max, which stages do not lower"
+    )
     if not loss.clip_high > loss.clip_low:
         yield (
             f"loss.clip_high={written(loss.clip_high)}: method=dapo needs a value above "

@@ -27,6 +27,7 @@ PUBLISHED = {
     "loss.ratio": Published("token", _SCRIPT),
     "loss.clip_low": Published(0.2, _SCRIPT),
     "loss.clip_high": Published(0.28, _SCRIPT),
+    "loss.dual_clip": Published(10.0, _SCRIPT),
     **NO_ENTROPY,
     "loss.kl_coef": Published(0.0005, _SCRIPT),
     "loss.kl_kind": Published("k3", "its released trainer: low_var_kl"),

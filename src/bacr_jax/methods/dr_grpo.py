@@ -11,6 +11,7 @@ PUBLISHED = {
     **CLIPPED,
     **NO_ENTROPY,
     "loss.kl_coef": Published(0.0, "its released recipe", defining=True),
+    "train.minibatches": Published(8, "its released scripts: batches of 128 of 1,024 responses"),
 }
 
 

@@ -16,6 +16,7 @@ PUBLISHED = {
     **NO_ENTROPY,
     "loss.kl_coef": Published(0.04, "arXiv 2402.03300, settings of its training"),
     "loss.kl_kind": Published("k3", "arXiv 2402.03300, Eq. 4"),
+    "train.minibatches": Published(1, "a single update per rollout: settings of its training"),
 }
 
 

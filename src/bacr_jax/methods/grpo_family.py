@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import curriculum, rewards
 from bacr_jax.advantages import group_advantage, grpo_advantage
 from bacr_jax.config.settings import MethodSettings
+from bacr_jax.config.values import written
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
@@ -87,6 +88,19 @@ def problems(config: MethodSettings) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with methods of this family."""
     yield from budget_input_problems(config)
     yield from needs_a_group(config, f"method={config.method}")
+
+
+def no_stages(config: MethodSettings, reason: str) -> Iterator[str]:
+    """Yields an error message if `budget.stages` is set for a method that does not support it.
+
+    Args:
+      reason: what the method does with traces or budgets, without a subject.
+    """
+    if config.budget.stages:
+        yield (
+            f"budget.stages={written(config.budget.stages)}: method={config.method} {reason}; set "
+            "budget.stages=[], or use another method such as grpo"
+        )
 
 
 def budget_input_problems(config: MethodSettings) -> Iterator[str]:

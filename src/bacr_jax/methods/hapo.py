@@ -24,6 +24,7 @@ PUBLISHED = {
     **NO_ENTROPY,
     "loss.kl_coef": Published(0.04, _TRAINER, verified=False),
     "loss.kl_kind": Published("k3", _TRAINER, verified=False),
+    "train.minibatches": Published(1, _TRAINER, verified=False),
     "hapo.weight": Published(1.0, "its released code"),
     "hapo.floor": Published(-0.7, "its released code"),
     "hapo.kind": Published("cosine", "its released code"),

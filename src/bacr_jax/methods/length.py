@@ -48,6 +48,7 @@ PUBLISHED = {
         **CLIPPED,
         "loss.entropy_coef": Published(0.001, _UNCHECKED, verified=False),
         "loss.kl_coef": Published(0.001, _UNCHECKED, verified=False),
+        "loss.kl_kind": Published("k3", "GRPO's", verified=False),
         "length.keep_fraction": Published(1 / 3, f"8 of 24; {_UNCHECKED}", verified=False),
     },
     # The trust region of prime-rl is a mask over differences of probabilities, which no key
@@ -66,6 +67,7 @@ PUBLISHED = {
         "loss.entropy_coef": Published(0.0, f"{_MILES}: run_qwen2.5_3B.sh"),
         "loss.kl_coef": Published(0.001, f"{_MILES}: run_qwen2.5_3B.sh"),
         "loss.kl_kind": Published("k3", f"{_MILES}: run_qwen2.5_3B.sh, low_var_kl"),
+        "train.minibatches": Published(1, f"{_MILES}: run_qwen2.5_3B.sh, batches of all 256"),
         "length.weight": Published(0.1, f"{_MILES}: length_reward.py"),
         "length.cap": Published(0.2, f"{_MILES}: length_reward.py"),
         "length.quantile": Published(0.25, f"{_MILES}: length_reward.py"),
@@ -222,7 +224,8 @@ def filtered_advantage(
 
         A_i = (R_i - mean_S R) / (std_S R + 1e-6)
 
-    Responses outside S have advantage 0.
+    Responses outside S have advantage 0. The standard deviation is that of a sample (its divisor
+    is |S| - 1), as for GRPO, and as in TRL's GFPOTrainer.
 
     Args:
       rewards: reward R of each response.
@@ -233,7 +236,7 @@ def filtered_advantage(
     largest_reward = jnp.max(jnp.where(kept, rewards, -jnp.inf), -1, keepdims=True)
     shifted = rewards - largest_reward
     centred = shifted - masked_mean(shifted, kept, -1, keepdims=True)
-    spread = masked_std(shifted, kept, -1, keepdims=True)
+    spread = masked_std(shifted, kept, -1, ddof=1, keepdims=True)
     return jnp.where(kept, centred / (spread + 1e-6), 0.0)
 
 

@@ -8,6 +8,33 @@ from bacr_jax.config.settings import MethodSettings
 from bacr_jax.config.values import written
 from bacr_jax.methods.method import Method, Published
 
+_NONE_HAS = "no publication has such a setting"
+# Settings of this library that change the training of any method. If the publication of a method
+# has such a setting, the method's own list contains its value. The presets of published methods set
+# `optimizer.max_update_kl` and `loss.importance_cap`, because many shipped configs have other
+# values. `loss.old_logprobs` is missing, because the publications do not specify how the
+# probabilities of the policy that sampled are computed.
+COMMON = {
+    "optimizer.max_update_kl": Published(None, "no publication limits the KL of an update"),
+    "train.undo_closed_answers": Published(None, "no publication undoes updates"),
+    "train.undo_filled_budgets": Published(None, "no publication undoes updates"),
+    "loss.dual_clip": Published(None, _NONE_HAS),
+    "loss.importance_cap": Published(None, _NONE_HAS),
+    "loss.sequence_cap": Published(None, _NONE_HAS),
+    "loss.sequence_mask": Published(None, _NONE_HAS),
+    "loss.overlong_filter": Published(False, _NONE_HAS),
+    "distill.coef": Published(0.0, "no publication has a teacher"),
+    "budget.stages": Published((), "one largest budget"),
+    "budget.grace": Published(0, "traces are truncated at their budget"),
+    "budget.shuffle_input": Published(False, "a control experiment of this library"),
+}
+
+
+def with_common(published: Mapping[str, Published]) -> dict[str, Published]:
+    """Adds the settings in `COMMON` that a method's own list does not contain."""
+    missing = {key: setting for key, setting in COMMON.items() if key not in published}
+    return {**published, **missing}
+
 
 def given_by(settings: object, key: str) -> Any:
     """Returns the value of a dotted key in a config or in a record with the same sections."""

@@ -17,23 +17,20 @@ from types import ModuleType
 from typing import Any
 
 from bacr_jax.config.settings import MethodSettings
+from bacr_jax.config.training_checks import loss_advice
 from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.files import nearest
-from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
-from bacr_jax.methods.published import departures, redefinitions
+from bacr_jax.methods.grpo_family import no_stages
+from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
+from bacr_jax.methods.published import departures, redefinitions, with_common
 
 # Modules of this package that do not define a method.
 _NO_METHODS = (
     *("__init__", "bacr_settings", "budget_prior", "grpo_family", "method", "published"),
     *("registry", "reward_terms"),
 )
-# Settings that all publications have in common. The presets of published methods set them, because
-# shipped configs may differ.
-_COMMON_TO_PUBLICATIONS = {
-    "optimizer.max_update_kl": Published(None, "no publication limits the KL of an update"),
-}
 # Digests of the files of modules with user-defined methods when they were imported, by module name.
 _module_digests: dict[str, str | None] = {}
 
@@ -128,16 +125,16 @@ def built_in_departures(config: MethodSettings) -> list[str]:
 
 
 def advice(config: MethodSettings) -> list[str]:
-    """Returns the recommendations of a built-in method about the settings of a config.
+    """Returns recommendations about the loss, and a built-in method's about the other settings.
 
     A training run prints them and continues.
     """
-    if config.method not in built_in_methods():
-        return []
-    module, _ = _module(config.method)
-    if not hasattr(module, "advice"):
-        return []
-    return list(module.advice(config))
+    lines = list(loss_advice(config.loss))
+    if config.method in built_in_methods():
+        module, _ = _module(config.method)
+        if hasattr(module, "advice"):
+            lines += module.advice(config)
+    return lines
 
 
 def problems(config: MethodSettings) -> Iterator[str]:
@@ -180,11 +177,10 @@ def _ahead_problems(config: MethodSettings, method: Method) -> Iterator[str]:
 
 def _stage_problems(config: MethodSettings, method: Method) -> Iterator[str]:
     """Yields an error message if `budget.stages` is set but budgets do not truncate traces."""
-    if config.budget.stages and not method.truncates_at_budget:
-        yield (
-            f"budget.stages={written(config.budget.stages)}: method={config.method} truncates "
-            "traces at budget.max and not at their budgets, so stages have no effect; set "
-            "budget.stages=[], or use another method such as grpo"
+    if not method.truncates_at_budget:
+        yield from no_stages(
+            config,
+            "truncates traces at budget.max and not at their budgets, so stages have no effect",
         )
 
 
@@ -246,8 +242,7 @@ def make_method(config: MethodSettings) -> Method:
     for problem in _ahead_problems(config, method):
         raise UserError(problem)
     if is_built_in:
-        published = {**method.published, **_COMMON_TO_PUBLICATIONS}
-        return dataclasses.replace(method, published=published)
+        return dataclasses.replace(method, published=with_common(method.published))
     # A user-defined method can be derived from a built-in method but is not the published method.
     return dataclasses.replace(method, published={}, source_digest=digest)
 

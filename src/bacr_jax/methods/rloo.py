@@ -7,12 +7,13 @@ from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Method, Published
 
 # The publication does not clip ratios, and clipping cannot be disabled here. With one update per
-# rollout, every ratio is 1, so clipping has no effect. loss.kl_coef is not listed, because in the
+# batch, every ratio is 1, so clipping has no effect. loss.kl_coef is not listed, because in the
 # publication the divergence from the initial policy is part of the reward, with a different weight
 # per task.
 PUBLISHED = {
     "loss.aggregate": Published("constant", "a response is one action; the constant only scales"),
     **NO_ENTROPY,
+    "train.minibatches": Published(1, "its estimator has no ratio: samples are on-policy"),
 }
 
 

@@ -13,9 +13,9 @@ from bacr_jax.methods.l1 import GRPO_OF_VERL
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 PUBLISHED = {
-    # The released scripts make one update per batch, unlike the scripts of the other methods that
-    # are based on this trainer.
-    **{key: value for key, value in GRPO_OF_VERL.items() if key != "train.minibatches"},
+    **GRPO_OF_VERL,
+    # The scripts of the other methods that are based on this trainer make several updates.
+    "train.minibatches": Published(1, "its released scripts (commit 0f7449b)"),
     "budget.stages": Published(
         (1.0, 0.75, 0.5),
         "4,000, then 3,000 tokens: its released scripts (commit 0f7449b); then 2,000: recalled",

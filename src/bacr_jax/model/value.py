@@ -81,7 +81,7 @@ def value_features(
     codes of the budget b and of the cut's position b_j:
 
         kind            V               features after h_q
-        cut             V(q, b_j)       phi(b_j), code(b_j)            (paper)
+        cut             V(q, b_j)       phi(b_j), code(b_j)            (paper: without the code)
         trace_and_cut   V(q, b, b_j)    phi(b), code(b), code(b_j)
         trace           V(q, b)         phi(b), code(b)
 

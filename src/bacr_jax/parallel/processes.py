@@ -26,6 +26,17 @@ from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel.launcher_env import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_incomplete
 from bacr_jax.parallel.peers import relay
 
+# Options of JAX whose other values change the results of a run, or make operations fail. With other
+# generators of random numbers, a sampled token depends on the slot of its row, because JAX uses
+# only the first key of a batch.
+_REQUIRED_OPTIONS = {
+    "jax_enable_x64": False,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+}
 # Environment variable with the size of XLA's thread pools.
 _THREADS = "NPROC"
 # Minimum size of a thread pool, in total and per device. In measurements, two devices on two cores
@@ -247,8 +258,21 @@ def _cpu_devices(flags: str) -> int:
     return int(xla_counts[-1]) if xla_counts else 1
 
 
+def _check_options() -> None:
+    """Raises UserError if an option of JAX has another value than `_REQUIRED_OPTIONS`."""
+    for name, required in _REQUIRED_OPTIONS.items():
+        # A later version of JAX may not have the option.
+        value = getattr(jax.config, name, required)
+        if value != required:
+            raise UserError(
+                f"environment: JAX's option {name} is {value}, which changes results or is not "
+                f"supported; unset {name.upper()}, or call "
+                f"jax.config.update({name!r}, {required!r})"
+            )
+
+
 def check_platform() -> None:
-    """Initializes JAX's devices, and checks that the platforms in JAX_PLATFORMS can be used.
+    """Checks JAX's options, initializes its devices, and checks the platforms in JAX_PLATFORMS.
 
     The commands that train, evaluate, generate and serve call this function first, so it also
     prepares the environment of XLA: the size of the thread pools, and the fraction of a GPU's
@@ -256,8 +280,10 @@ def check_platform() -> None:
     choose it.
 
     Raises:
-      UserError: JAX can't initialize the platform in JAX_PLATFORMS.
+      UserError: JAX can't initialize the platform in JAX_PLATFORMS, or an option of JAX has a
+        value that would change results.
     """
+    _check_options()
     reserve_threads(os.environ)
     try:
         with memory_fraction():

@@ -112,6 +112,32 @@ class BudgetPrompts:
         return np.concatenate([number, self.closing])
 
 
+def budget_frame(tokenizer: Any, style: PromptFormat, words: str) -> tuple[str, str, str]:
+    """Returns the text of a prompt around a question and around the number of its budget.
+
+    Args:
+      words: sentence with the budget (`budget_words`).
+
+    Returns:
+      The text before the question, the text between the question and the number, and the text after
+      the number.
+
+    Raises:
+      UserError: If the chat template drops the sentence.
+    """
+    before, placeholder, after = words.partition(BUDGET)
+    assert placeholder
+    head, tail = frame(tokenizer, style, user_suffix=before + _NUMBER + after)
+    opening, number_mark, closing = tail.partition(_NUMBER)
+    if not number_mark:
+        raise UserError(
+            "tokenizer: the chat template removes the end of the user's message, which contains "
+            "the budget; set conditioning.budget_input=embedding, which needs no budget in the "
+            "prompt"
+        )
+    return head, opening, closing
+
+
 def make_budget_prompts(
     tokenizer: Any,
     questions: Sequence[str],
@@ -136,16 +162,7 @@ def make_budget_prompts(
       UserError: If `encode_prompts` raises it, the chat template drops the sentence, or the
         tokenizer merges a number with adjacent text.
     """
-    before, placeholder, after = words.partition(BUDGET)
-    assert placeholder
-    head, tail = frame(tokenizer, style, user_suffix=before + _NUMBER + after)
-    opening, number_mark, closing = tail.partition(_NUMBER)
-    if not number_mark:
-        raise UserError(
-            "tokenizer: the chat template removes the end of the user's message, which contains "
-            "the budget; set conditioning.budget_input=embedding, which needs no budget in the "
-            "prompt"
-        )
+    head, opening, closing = budget_frame(tokenizer, style, words)
     end = encode_text(tokenizer, closing)
     digits = len(encode_text(tokenizer, str(largest)))
     opened, dropped = encode_prompts(

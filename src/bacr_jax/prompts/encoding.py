@@ -161,7 +161,7 @@ def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
       UserError: If the vocabulary lacks a tag required by the native format, or if the template
         opens a thinking section that the format never closes.
     """
-    tags = (THINK_OPEN, THINK_CLOSE) if style.name == "native" else ()
+    tags = (THINK_OPEN, THINK_CLOSE) if style.is_native else ()
     missing = [tag for tag in tags if tag.encode() not in vocabulary(tokenizer)]
     if missing:
         raise UserError(

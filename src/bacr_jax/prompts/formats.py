@@ -76,6 +76,15 @@ class PromptFormat:
     budget_close: str = ""
     budget_words: str = ""
 
+    @property
+    def is_native(self) -> bool:
+        """True if the model was trained to think between its tags before any training here.
+
+        The publishers of these models advise against greedy decoding, because it can repeat text
+        endlessly.
+        """
+        return self.name == "native"
+
 
 _QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
 

@@ -127,7 +127,7 @@ OnRows = Callable[[Int[np.ndarray, "n"], Trunks, Branches], None]
 
 def grade_early(
     grader: PooledGrader,
-    texts_of: Callable[[Branches], list[list[str]]],
+    texts_of: Callable[[Trunks, Branches], list[list[str]]],
     answers: Texts,
     questions: Texts | None,
 ) -> OnRows:
@@ -137,17 +137,17 @@ def grade_early(
     each process only grades its share of the texts (see `SharedGrader`).
 
     Args:
-      texts_of: function that returns the texts [n][M] of the answers (branches) of n rows.
+      texts_of: function that returns the texts [n][M] to grade, from the prompts with thinking
+        (trunks) and the answers (branches) of n rows.
       answers: reference answer of every row of the batch.
       questions: question of every row for user-defined verifiers, or None if it is not needed.
     """
 
     def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
-        del trunks
         process_index, num_processes = processes.rank_among_all()
         texts: list[str] = []
         text_rows: list[int] = []
-        for row, row_texts in zip(np.asarray(rows).tolist(), texts_of(branches)):
+        for row, row_texts in zip(np.asarray(rows).tolist(), texts_of(trunks, branches)):
             for cut, text in enumerate(row_texts):
                 # Index of the text in the later call that grades all rows.
                 text_index = row * len(row_texts) + cut
@@ -242,6 +242,7 @@ def _open_source_scorer(
         load_verifier(f"{score}:score"),
         of_rows=True,
         whole=source.whole,
+        of_response=source.of_response,
         third_party=source.third_party,
     )
     return VerifierGrader(verifier, rows=_packed_rows(rows, score), **_limits(limits))

@@ -344,6 +344,18 @@ class TaskData:
             texts.append(row_texts)
         return texts
 
+    @property
+    def grades_responses(self) -> bool:
+        """True if the current grader receives whole responses instead of answers."""
+        grader = self.graders[self.graded_by]
+        return isinstance(grader, VerifierGrader) and grader.verifier.of_response
+
+    def graded_texts(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
+        """Returns the texts [B][M] for the current grader: the answers or the whole responses."""
+        if self.grades_responses:
+            return self.responses(trunks, branches)
+        return self.answer_texts(branches)
+
     def reward_scores(
         self, trunks: Trunks, branches: Branches, answers: Texts, questions: Texts, poll: Poll
     ) -> dict[str, np.ndarray]:
@@ -355,11 +367,18 @@ class TaskData:
         return scores
 
     def verify(
-        self, branches: Branches, answers: Texts, poll: Poll = None, questions: Texts | None = None
+        self,
+        trunks: Trunks,
+        branches: Branches,
+        answers: Texts,
+        poll: Poll = None,
+        questions: Texts | None = None,
     ) -> np.ndarray:
         """Grades the answer at every truncation point (cut). Answers without closing tag are wrong.
 
         Args:
+          trunks: prompts with thinking, for graders of whole responses.
+          branches: answers at the cuts.
           answers: reference answer of each row.
           poll: callback that is called while waiting for the grader. It is never called if several
             processes share the grading, because their waiting times differ.
@@ -369,13 +388,19 @@ class TaskData:
           Outcomes [B, M], float32: 1 if correct, else 0, or scores in [0, 1] for user-defined
           verifiers. Cuts that share an answer have the same outcome.
         """
-        return self.grade_answers(branches, answers, questions, poll)[0]
+        return self.grade_answers(trunks, branches, answers, questions, poll)[0]
 
     def grade_answers(
-        self, branches: Branches, answers: Texts, questions: Texts | None, poll: Poll
+        self,
+        trunks: Trunks,
+        branches: Branches,
+        answers: Texts,
+        questions: Texts | None,
+        poll: Poll,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the outcomes of `verify` and the grader's verdicts, both [B, M]."""
-        return grade_cuts(self.grader, self.answer_texts(branches), answers, questions, poll)
+        texts = self.graded_texts(trunks, branches)
+        return grade_cuts(self.grader, texts, answers, questions, poll)
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
         """Returns a callback that grades each trace as soon as it is finished (`grade_early`).
@@ -385,7 +410,7 @@ class TaskData:
         grader = self.graders[self.graded_by]
         if not isinstance(grader, PooledGrader):
             return None
-        return grade_early(grader, self.answer_texts, answers, questions)
+        return grade_early(grader, self.graded_texts, answers, questions)
 
 
 def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRules:

@@ -94,7 +94,7 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
     module.questions = checked_questions
     base_path, _, _ = path.partition("?")
     source = _source_of(module, f"{package}:{base_path}", module.SCORE, whole=package == "gym")
-    return dataclasses.replace(source, third_party=True)
+    return dataclasses.replace(source, third_party=True, of_response=tasks.OF_RESPONSE)
 
 
 def _without_ambiguous(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -92,6 +92,7 @@ class Source:
         called in worker processes that can be killed.
       whole: True if only a score of 1.0 is correct, and every other score is wrong.
       third_party: True if `score` belongs to a third-party package and must run in a sandbox.
+      of_response: True if `score` receives the whole response instead of the answer.
       trace: returns the text between the thinking tags for a row and a style, for a supervised
         warm-up. The text is empty if the row has no trace.
       styles: names of the styles that `trace` accepts, from short to long texts.
@@ -105,6 +106,7 @@ class Source:
     score: str = RULES
     whole: bool = False
     third_party: bool = False
+    of_response: bool = False
     trace: Callable[[Row, str], str] | None = None
     styles: tuple[str, ...] = ()
     relative_tolerance: float = 0.0

@@ -214,17 +214,6 @@ def _split_of(path: Path) -> str:
     return ""
 
 
-def _module(name: str, where: str, what: str) -> Any:
-    """Imports the optional module `name`, which the feature `what` requires."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f'{where}: {what} needs {name}, which is not installed; run pip install -e ".[hub]" '
-            "in a clone of the repository"
-        ) from None
-
-
 def _download(path: str, where: str) -> Path:
     """Downloads a dataset of the hub unless the local cache contains all of its files."""
     match = _HUB_NAME.fullmatch(path)
@@ -233,7 +222,8 @@ def _download(path: str, where: str) -> Path:
             f"{where}: {path!r} is not the name of a dataset on the hub; use hf://OWNER/NAME or "
             "hf://OWNER/NAME/FOLDER"
         )
-    hub = _module("huggingface_hub", where, "a dataset of the hub")
+    import huggingface_hub
+
     inside = (match["inside"] or "").strip("/")
     if Path(inside).suffix.lower() in SUFFIXES:
         patterns = [inside]
@@ -241,7 +231,7 @@ def _download(path: str, where: str) -> Path:
         prefix = f"{inside}/" if inside else ""
         patterns = [f"{prefix}*{suffix}" for suffix in SUFFIXES]
     try:
-        root = hub.snapshot_download(
+        root = huggingface_hub.snapshot_download(
             match["repo"],
             repo_type="dataset",
             revision=match["revision"],
@@ -332,8 +322,14 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
 
 
 def _read_parquet(file: Path, where: str) -> list[Record]:
-    pyarrow = _module("pyarrow", where, "a Parquet file")
-    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise UserError(
+            f"{where}: a Parquet file needs pyarrow, which is not installed; run pip install -e "
+            '".[hub]" in a clone of the repository'
+        ) from None
     try:
         # Do not use read_table, because it adds columns for parts of the path such as level=1/.
         table = parquet.ParquetFile(file).read()

@@ -51,10 +51,10 @@ SMOOTH_FROM = 30
 _IN_TURN = 7
 # Maximum number of points of a curve. A chart is about 300 pixels wide, and a page has many curves.
 _MOST_POINTS = 200
+# Minimum height in pixels of each tick on a vertical axis with text labels instead of numbers.
+TICK_HEIGHT = 20
 # Maximum number of ticks on a logarithmic axis.
 _MOST_TICKS = 8
-# Maximum length of a linear axis of a page, as a multiple of the distance between two ticks.
-_MOST_STEPS = 5.5
 
 
 @dataclass(frozen=True)
@@ -223,25 +223,6 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[float]:
-    """Returns ticks from low to high. Their distance is 1, 2 or 5 times a power of ten.
-
-    Args:
-      most: maximum length of the axis, as a multiple of the distance between two ticks.
-    """
-    span = high - low
-    # For a smaller span, the distance between two ticks would be rounded to 0.
-    if not span > 1e-300:
-        return [low]
-    power = 10.0 ** math.floor(math.log10(span / most))
-    factor = next(factor for factor in (1, 2, 5, 10) if span / (factor * power) <= most)
-    step = power * factor
-    # Rounding errors must not remove the ticks at the ends.
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [step * k for k in range(first, last + 1)]
-
-
 def doublings(low: float, high: float) -> list[float]:
     """Returns powers of two from low to high as ticks.
 
@@ -297,40 +278,21 @@ class Scale:
         margin = abs(low) / 2 or 0.5
         return cls(axis, low - margin, low + margin)
 
-    def share(self, value: float) -> float:
-        """Returns a value's relative position on the axis, in [0, 1].
+    def ticks(self) -> list[tuple[float, str]]:
+        """Returns the ticks of a logarithmic axis or of an axis with given ticks.
 
-        Values outside the scale are moved to its nearest end.
-        """
-        value = min(max(value, self.low), self.high)
-        if self.axis.log2:
-            num_doublings = math.log2(self.high / self.low)
-            return math.log2(value / self.low) / num_doublings
-        return (value - self.low) / (self.high - self.low)
-
-    def ticks(self, *, most: float = _MOST_STEPS) -> list[tuple[float, str]]:
-        """Returns the ticks of the axis, as pairs of a value and its label.
-
-        Args:
-          most: maximum length of a linear axis, as a multiple of the distance between two ticks.
+        Each tick is a pair of a value and its label. Vega chooses the ticks of other axes.
         """
         if self.axis.ticks is not None:
             ticks = self.axis.ticks
             return [(value, name) for value, name in ticks if self.low <= value <= self.high]
-        if self.axis.log2:
-            values = doublings(self.low, self.high)
-        else:
-            values = linear_ticks(self.low, self.high, most=most)
-        if self.axis.whole:
-            whole_values = [value for value in values if abs(value - round(value)) < 1e-9]
-            values = whole_values or values
-        return [(value, self._tick_name(value)) for value in values]
+        return [(value, _doubling_name(value)) for value in doublings(self.low, self.high)]
 
-    def _tick_name(self, value: float) -> str:
-        # Round ticks between powers of two, because fractions would have long labels.
-        if self.axis.log2 and value >= 10:
-            value = round(value)
-        return number(value)
+
+def _doubling_name(value: float) -> str:
+    """Returns the label of a tick of a logarithmic axis."""
+    # Round ticks between powers of two, because fractions would have long labels.
+    return number(round(value) if value >= 10 else value)
 
 
 def thinned(series: Series) -> Series:

@@ -1,6 +1,6 @@
 """Assigns a colour and a marker to each method, so that a method looks the same in every chart.
 
-Reports, comparisons and studies call `styles_of`. The recommended method always has a star.
+Reports, comparisons and studies call `styles_of`. The recommended method has a star.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from bacr_jax.report.charts import COLOURS, MARKERS, Series
 
-RECOMMENDED = "bacr-robust"
+# The recommended method, and the one before it, which the committed studies have instead.
+RECOMMENDED = ("bacr-bounded", "bacr-robust")
 STAR = "*"
 # Colour of the policy with which others are compared.
 GREY = "s0"
@@ -53,6 +54,11 @@ _LINES = ("-", "--", ":")
 _OTHERS = [name for name in COLOURS if name != GREY]
 
 
+def starred(names: Sequence[str]) -> str | None:
+    """Returns the first of `RECOMMENDED` among names of methods, or None if there is none."""
+    return next((name for name in RECOMMENDED if name in names), None)
+
+
 def styles_of(names: Sequence[str]) -> list[Series]:
     """Returns the colour and line of the curve of each name, as a `Series` without points.
 
@@ -65,6 +71,7 @@ def styles_of(names: Sequence[str]) -> list[Series]:
     methods = [name.replace("_", "-") for name in names]
     taken = {_COLOURS[name] for name in methods if name in _COLOURS}
     free = [name for name in _OTHERS if name not in taken] or _OTHERS
+    recommended = starred(methods)
     used_names = set[str]()
     used_styles = set[tuple[str | float, str, str]]()
     num_others = 0
@@ -75,7 +82,7 @@ def styles_of(names: Sequence[str]) -> list[Series]:
         else:
             colour = free[num_others % len(free)]
             num_others += 1
-        is_recommended = name == RECOMMENDED and name not in used_names
+        is_recommended = name == recommended and name not in used_names
         used_names.add(name)
         style = Series("", [], [], colour)
         style = (

@@ -70,21 +70,20 @@ def _digest(text: str) -> str:
 
 
 def _on_lines(text: str) -> str:
-    """Puts line breaks around a text, as in `page.html`. An empty text is unchanged."""
-    return f"\n{text}\n" if text else ""
+    """Puts line breaks around a text, as in `page.html`."""
+    return f"\n{text}\n"
 
 
-def security(style: str, script: str = "") -> dict[str, Any]:
+def security(style: str, script: str) -> dict[str, Any]:
     """Returns the variables of `page.html` for the style, the script and the security policy.
 
     The Content-Security-Policy allows only this style and this script, which it identifies by their
     hashes, and images that are embedded in the page. Therefore a page can load nothing, and text
     that a model generated can't run as a script.
     """
-    scripts = f"'sha256-{_digest(_on_lines(script))}'" if script else "'none'"
     rules = (
         f"default-src 'none'; img-src data:; style-src 'sha256-{_digest(_on_lines(style))}'; "
-        f"script-src {scripts}; base-uri 'none'; form-action 'none'"
+        f"script-src 'sha256-{_digest(_on_lines(script))}'; base-uri 'none'; form-action 'none'"
     )
     # Style and script come from this package, so they need not be escaped.
     return {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import folder
-from bacr_jax.evaluation.comparison import check_comparable, compare
-from bacr_jax.evaluation.job import reported_sets
+from bacr_jax.evaluation.comparison import Results, check_comparable, compare, reported
+from bacr_jax.evaluation.samples import graded_sets
 from bacr_jax.report import evaluation
 from bacr_jax.report.run_data import RunData
 from bacr_jax.report.table import Table, set_titles
@@ -29,31 +29,40 @@ def paired_differences(runs: Sequence[RunData]) -> tuple[list[Table], list[str]]
     first = runs[0]
     try:
         reference = folder.find_evaluation(first.paths.path)
-        folder.read_samples(reference)
+        reference_samples = _reported_samples(reference)
     except UserError as error:
         return [], [_note(first, str(error))]
     for run in runs[1:]:
         try:
-            tables += _compared_with(reference, first.label, run)
+            tables += _compared_with(reference, reference_samples, first.label, run)
         except UserError as error:
             notes.append(_note(run, str(error)))
     return tables, notes
 
 
-def _compared_with(reference: Path, label: str, run: RunData) -> list[Table]:
+def _reported_samples(path: Path) -> Results:
+    """Reads the samples of a finished evaluation at the requested budgets, as arrays."""
+    samples_by_set = folder.read_samples(path)
+    return reported(graded_sets(samples_by_set), folder.read_settings(path)["decoding"])
+
+
+def _compared_with(
+    reference: Path, reference_samples: Results, label: str, run: RunData
+) -> list[Table]:
     """Returns the tables of differences between a run and an evaluation.
 
     Args:
       reference: folder of the evaluation with which the run is compared.
+      reference_samples: graded samples of this evaluation at the requested budgets.
       label: label of the run to which `reference` belongs.
 
     Raises:
       UserError: if the run has no evaluation of the same problems.
     """
     path = folder.find_evaluation(run.paths.path, folder.settings_name_of(reference))
-    samples = reported_sets(path)
+    samples = _reported_samples(path)
     check_comparable(folder.read_settings(path), folder.read_settings(reference), str(reference))
-    differences = compare(samples, reported_sets(reference))
+    differences = compare(samples, reference_samples)
     titles = set_titles(differences)
     return [
         evaluation.difference(f"{titles[name]}: {run.label}", label, of_set)

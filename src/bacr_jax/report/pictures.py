@@ -14,15 +14,13 @@ from pathlib import Path
 from bacr_jax import errors
 from bacr_jax.files import write_atomically
 from bacr_jax.report import vega
-from bacr_jax.report.charts import MISSING, Chart, grouped_by_colour
+from bacr_jax.report.charts import MISSING, TICK_HEIGHT, Chart, grouped_by_colour
 from bacr_jax.report.vega import CurveStyles, Spec, Theme, ink
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 # Width and minimum height of a chart in pixels. PNG files have twice as many pixels.
 SIZE = (340, 225)
 _SCALE = 2
-# Minimum height in pixels of each tick on a vertical axis with text labels instead of numbers.
-_TICK_HEIGHT = 20
 # Widths in pixels that the layout assumes: of a letter in a caption, of a letter in a legend, and
 # of a marker in a legend.
 _CAPTION_LETTER = 5.6
@@ -57,7 +55,7 @@ def picture(
     width, least_height = size
     charts = [chart for row in rows for chart in row]
     num_ticks = max((len(chart.y.ticks or ()) for chart in charts), default=0)
-    height = max(least_height, _TICK_HEIGHT * num_ticks)
+    height = max(least_height, TICK_HEIGHT * num_ticks)
     total_width = max(map(len, rows)) * width
     styles = None
     position: Spec | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from bacr_jax.report import vega
-from bacr_jax.report.charts import MISSING, Bars, Chart, grouped_by_colour
+from bacr_jax.report.charts import MISSING, TICK_HEIGHT, Bars, Chart, grouped_by_colour
 from bacr_jax.report.html_page import render
 
 # Heights in pixels of a chart, of a wide chart, and of a row and the axis of a bar chart. The width
@@ -33,8 +33,6 @@ _MARKER_CLASSES = {
     ">": "marker-right",
     "*": "marker-star",
 }
-# Minimum height in pixels of each tick on a vertical axis with text labels instead of numbers.
-_TICK_HEIGHT = 20
 
 
 @functools.cache
@@ -59,7 +57,7 @@ def figure(chart: Chart | Bars, *, wide: bool = False, has_legend: bool = True) 
         return _bars(chart)
     if not chart.drawn:
         return render("chart.html", title=chart.title, note=MISSING)
-    height = max(_WIDE_HEIGHT if wide else _HEIGHT, _TICK_HEIGHT * len(chart.y.ticks or ()))
+    height = max(_WIDE_HEIGHT if wide else _HEIGHT, TICK_HEIGHT * len(chart.y.ticks or ()))
     spec = vega.with_shared_data(vega.chart_spec(chart, "page", interactive=True))
     spec = vega.with_packed_data(spec)
     return render(

@@ -224,7 +224,7 @@ def chart_spec(
     if arrows:
         layers.append(_arrow_layer(arrows, frame, channels))
     if interactive:
-        layers.append(_pointer_layer(chart, curves, frame, channels, theme))
+        layers.append(_pointer_layer(chart, curves, frame, channels))
     return {"layer": layers}
 
 
@@ -452,7 +452,6 @@ def _pointer_layer(
     curves: Sequence[Series],
     frame: Mapping[str, Spec],
     channels: Mapping[str, Spec],
-    theme: Theme,
 ) -> Spec:
     """Returns the layer that shows the values of the point nearest to the mouse pointer.
 

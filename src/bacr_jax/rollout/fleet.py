@@ -150,8 +150,12 @@ class Fleet:
         self._check_versions(callbacks.poll)
         return rollout
 
-    async def _sample_row(self, asked: AskedRow) -> AnsweredRow:
+    async def _sample_row(self, asked: AskedRow, requests: asyncio.Semaphore) -> AnsweredRow:
         """Samples a trace with the least loaded server. If that server is lost, tries another one.
+
+        Args:
+          asked: the trace to sample.
+          requests: limits the number of requests in flight.
 
         Raises:
           ServersLost: all servers are lost.
@@ -165,7 +169,7 @@ class Fleet:
             self._load[server.url] = load + asked.limit
             complete = functools.partial(self._complete, server)
             try:
-                return await self.remote_sampling.row(asked, complete)
+                return await self.remote_sampling.row(asked, complete, requests)
             except UserError:
                 raise
             except ValueError as error:
@@ -388,7 +392,7 @@ class Fleet:
             raise UserError(
                 f"rollout.urls: {server.url} does not sample with the weights that it received: "
                 "its log-probabilities of a fixed prompt differ from the learner's by "
-                f"{difference:.2g} (allowed: {self.bound:g}); start the server again, with "
+                f"{difference:.2g} (allowed: {self.bound:.2g}); start the server again, with "
                 f"--logprobs-mode processed_logprobs and --dtype {self.dtype}"
             )
         if self._scores is None:
@@ -447,7 +451,7 @@ class Fleet:
             tokens_before = (*context.prompt, *context.response)
             call = Call(tokens_before, length, (), (), 0)
             xargs = extras(context.budget, len(context.prompt))
-            sampling = Sampling(1.0, 1.0, index)
+            sampling = Sampling(self.probe.temperature, 1.0, index)
             tokens, logprobs = await self._complete(server, call, sampling, 0, xargs)
             try:
                 check_tokens(self.remote_sampling.rules, tokens, length)

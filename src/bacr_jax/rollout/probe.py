@@ -19,8 +19,8 @@ from bacr_jax.types import Params
 CONTEXTS = 64
 # Maximum number of response tokens in a context.
 DEPTH = 8
-# Maximum root mean square difference between the log-probabilities of server and learner, in nats,
-# by the dtype in which both compute matrix products.
+# Maximum root mean square difference between the log-probabilities of server and learner at
+# temperature 1, in nats, by the dtype in which both compute matrix products.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
 # Differences smaller than this fraction of the bound are considered rounding errors.
 _RESOLUTION = 1e-3
@@ -58,10 +58,25 @@ class Probe:
         of the weights, and each version has different contexts.
       score: function that returns the log-probability, in nats, of every possible next token after
         each context.
+      temperature: temperature of these log-probabilities, at which the servers sample too.
     """
 
     draw: Callable[[int], list[Context]]
     score: Callable[[Params, Sequence[Context]], Float[np.ndarray, "n V"]]
+    temperature: float
+
+
+def largest_difference(dtype: str, temperature: float) -> float:
+    """Returns the maximum root mean square difference between log-probabilities, in nats.
+
+    Log-probabilities are computed from logits / temperature, so a temperature below 1 increases
+    rounding errors.
+
+    Args:
+      dtype: dtype in which server and learner compute matrix products.
+      temperature: sampling temperature.
+    """
+    return BOUNDS[dtype] / min(temperature, 1.0)
 
 
 def rms_difference(theirs: Float[np.ndarray, "n"], ours: Float[np.ndarray, "n"]) -> float:
@@ -92,7 +107,7 @@ def evidence_of_stale_weights(
       theirs: the server's log-probabilities of the tokens that it sampled.
       ours: log-probabilities of these tokens under the current weights.
       before: log-probabilities of these tokens under the previous weights.
-      bound: maximum root mean square difference for the dtype of the server (`BOUNDS`), in nats.
+      bound: maximum root mean square difference (`largest_difference`), in nats.
     """
     differs = np.abs(ours - before) > _RESOLUTION * bound
     to_current = np.abs(theirs - ours)

@@ -263,6 +263,10 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
     )
 
 
+# Generator of random numbers whose keys are independent in a batch.
+GENERATOR = "threefry2x32"
+
+
 def _check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
@@ -275,6 +279,12 @@ def _check_streams(
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise UserError(
             "rollout: the random key is an old-style array of integers; use jax.random.key(seed)"
+        )
+    generator = jax.random.key_impl(key)
+    if generator != GENERATOR:
+        raise UserError(
+            f"rollout: found a key of the generator {generator}, with which a trace would depend "
+            f'on its slot; use jax.random.key(seed, impl="{GENERATOR}")'
         )
     num_keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (num_keys,):

@@ -6,6 +6,7 @@ the function that sends a request to a server.
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -105,21 +106,30 @@ class RemoteSampling:
     answers: int = 1
     cuts_relative_to_length: bool = False
 
-    async def row(self, asked: AskedRow, complete: Complete) -> AnsweredRow:
+    async def row(
+        self, asked: AskedRow, complete: Complete, requests: asyncio.Semaphore
+    ) -> AnsweredRow:
         """Samples the thinking of a trace, then its answers at all truncation points (cuts).
 
-        Cuts at the same position share an answer if `answers` is 1.
+        The answers are sampled concurrently. Cuts at the same position share an answer if `answers`
+        is 1. The first exception cancels the requests for the other answers.
 
         Args:
           asked: the trace to sample.
           complete: function that sends a request to a server.
+          requests: limits the number of requests in flight, of this and other traces.
 
         Raises:
           ValueError: a server returns tokens that the request does not allow.
         """
         thinking = Thinking(self.rules, asked.prompt, asked.limit)
         xargs = extras(asked.budget, len(asked.prompt))
-        await thinking.finish(lambda call: complete(call, asked.sampling, 0, xargs))
+
+        async def send(part: int, call: Call) -> tuple[list[Any], list[float]]:
+            async with requests:
+                return await complete(call, asked.sampling, part, xargs)
+
+        await thinking.finish(functools.partial(send, 0))
         num_thinking = len(thinking.kept)
         if thinking.by_tag:
             num_thinking = self.without_tag(thinking.tokens)
@@ -134,7 +144,12 @@ class RemoteSampling:
             else:
                 answer = thinking.answering_at(ends[index])
             answers[index] = answer
-            await answer.finish(lambda call: complete(call, asked.sampling, len(answers), xargs))
+        # The seeds of an answer depend on its part, so number the answers in the order of the cuts.
+        work = [
+            answer.finish(functools.partial(send, part))
+            for part, answer in enumerate(answers.values(), 1)
+        ]
+        await together(work, len(work), None)
         return AnsweredRow(thinking, num_thinking, [answers[index] for index in source], source)
 
     def _ends(self, asked: AskedRow, num_thinking: int) -> list[int]:
@@ -169,16 +184,17 @@ def ask(
     key: jax.Array,
     setup: SamplingSetup,
     callbacks: Callbacks,
-    answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
+    answered: Callable[[AskedRow, asyncio.Semaphore], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
     """Runs a rollout whose rows (one trace each) are sampled by servers.
 
-    At most `setup.spec.slots` rows are sampled at the same time.
+    At most `setup.spec.slots` rows are sampled at the same time, with at most as many requests in
+    flight. A row can have several requests in flight, for its answers.
 
     Args:
       prompts, rows, key, setup, callbacks: as for `rollouts.generate`.
-      answered: async function that samples a row. If it raises an exception, the rollout is
-        canceled.
+      answered: async function that samples a row. Its second argument limits the number of
+        requests in flight. If it raises an exception, the rollout is canceled.
     """
     spec = setup.spec
     request = check_request(prompts, rows, key, setup)
@@ -198,7 +214,8 @@ def ask(
             indices = np.array(list(rows))
             callbacks.on_rows(indices, to_trunks(ended), to_branches(ended))
 
-    work = [answered(asked) for asked in asked_rows(prompts, request, key, setup)]
+    requests = asyncio.Semaphore(spec.slots)
+    work = [answered(asked, requests) for asked in asked_rows(prompts, request, key, setup)]
     answered_rows = asyncio.run(together(work, spec.slots, callbacks.poll, report))
     trunks = to_trunks(answered_rows)
     branches = to_branches(answered_rows)
@@ -270,8 +287,10 @@ async def together(
             done, pending = await asyncio.wait(
                 pending, timeout=_POLL_INTERVAL, return_when=asyncio.FIRST_EXCEPTION
             )
-            if done and on_rows is not None:
-                on_rows({index_of[task]: task.result() for task in done})
+            # Reading a result raises the exception of a failed coroutine.
+            results = {index_of[task]: task.result() for task in done}
+            if results and on_rows is not None:
+                on_rows(results)
             if poll is not None:
                 poll()
         return [task.result() for task in tasks]

@@ -15,15 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import bacr_jax
 from bacr_client.fingerprint import file_digests
 from bacr_jax.config.reproducible import DUMP, LOAD
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.parallel import processes
 from bacr_jax.prompts.task_data import TaskData
-from bacr_jax.runs.provenance import VERSIONED, data_fingerprint
+from bacr_jax.runs.provenance import VERSIONED, backend, data_fingerprint, driver, switches
 
 # Config keys with local paths, which may differ between processes. For paths of inputs, the
 # contents of the files are compared instead. The other paths belong to caches.
@@ -43,7 +41,8 @@ def start_facts(values: Mapping[str, Any], options: Mapping[str, object]) -> Fac
     """Collects the values that must be equal in all processes and that need no input files.
 
     The values are the config, the command-line options, digests of the source code, package
-    versions, the backend and the driver of the accelerator, and environment variables.
+    versions, the backend and the driver of the accelerator, options of JAX, and environment
+    variables.
 
     Args:
       values: values of this process's config, keyed by dotted name.
@@ -59,10 +58,10 @@ def start_facts(values: Mapping[str, Any], options: Mapping[str, object]) -> Fac
     for name in VERSIONED:
         facts[name] = version(name)
     facts["the code of bacr_jax"] = _code_digest()
-    facts["the backend"] = jax.devices()[0].client.platform_version.split("\n")[0]
-    driver = Path("/proc/driver/nvidia/version")
-    if driver.is_file():
-        facts["the driver"] = driver.read_text().split("\n")[0]
+    facts["the backend"] = backend()
+    if driver():
+        facts["the driver"] = driver()
+    facts |= switches()
     flags = _FILE_FLAGS.sub("", os.environ.get("XLA_FLAGS", ""))
     facts["XLA_FLAGS"] = " ".join(flags.split())
     for name, value in os.environ.items():

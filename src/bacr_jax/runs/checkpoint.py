@@ -27,18 +27,15 @@ from bacr_jax import files
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel import processes
-from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
-from bacr_jax.runs.folder import steps_in
-
-# Error messages of a full or failing disk. Orbax's array store raises them without an errno.
-_DISK_ERRORS = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "File too large",
-    "Permission denied",
-    "Read-only file system",
-    "Input/output error",
+from bacr_jax.runs.checkpoint_errors import (
+    disk_error,
+    other_cause,
+    raise_other_cause,
+    raise_policy_error,
+    type_difference,
+    types_of,
 )
+from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
 
 
 def _is_local(leaf: Any) -> bool:
@@ -104,23 +101,17 @@ def arrays_of(state: Any, where: str) -> Any:
     return jax.tree_util.tree_map_with_path(array_of, state)
 
 
-def _disk_error(error: BaseException | None) -> str | None:
-    """Returns the entry of `_DISK_ERRORS` that caused an exception, or None for other causes."""
-    while error is not None:
-        for message in _DISK_ERRORS:
-            if message in str(error):
-                return message
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def _text_digest(record: dict[str, Any]) -> str:
     """Returns the SHA-256 hash of a record, serialized as JSON."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads the metadata of a saved state, and the digests of its arrays by path.
+def _record(state: Path) -> dict[str, Any]:
+    """Reads the record of a saved state.
+
+    Returns:
+      A dict with the metadata (`meta`), and with the digests and types of the arrays by path
+      (`digests`, `types`). Checkpoints of earlier versions contain no types.
 
     Raises:
       DigestMismatch: if the metadata was changed after it was saved.
@@ -131,7 +122,7 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise DigestMismatch(
             "the metadata was changed after it was saved, or was saved without digests"
         )
-    return content["meta"], content["digests"]
+    return content
 
 
 # Maximum number of array elements to restore in one call, which limits the memory use. A small
@@ -180,7 +171,7 @@ def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
       DigestMismatch: if an array is missing or was changed after it was saved.
       Exception: if a file is damaged. The exception can have any class.
     """
-    _, expected = _record(state)
+    expected = _record(state)["digests"]
     reader = ocp.PyTreeCheckpointHandler()
     if like is None:
         like = reader.metadata(epath.Path(state)).tree
@@ -243,7 +234,7 @@ def read_part(state: Path, *path: str) -> Any:
             part = part[name]
     # A damaged checkpoint can raise almost any exception.
     except Exception as error:
-        raise damaged_policy(state, reason_of(error)) from None
+        raise_policy_error(error, state, reason_of(error))
     return part
 
 
@@ -258,8 +249,8 @@ def check_policy(state: Path) -> None:
             metadata = ocp.PyTreeCheckpointer().metadata(step / state.name)
         metadata.item_metadata.tree["train"]["policy"]
     # A missing or damaged metadata file raises one of these exceptions.
-    except (AttributeError, KeyError, TypeError, ValueError, OSError):
-        raise damaged_policy(state, "it contains no description of a policy") from None
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise_policy_error(error, state, "it contains no description of a policy")
 
 
 def read_meta(state: Path) -> dict[str, Any]:
@@ -271,7 +262,7 @@ def read_meta(state: Path) -> dict[str, Any]:
     Raises:
       UserError: if the metadata is damaged.
     """
-    return _record_of_policy(state)[0]
+    return _record_of_policy(state)["meta"]
 
 
 def policy_digest(state: Path) -> str:
@@ -286,37 +277,22 @@ def policy_digest(state: Path) -> str:
     Raises:
       UserError: if the metadata is damaged.
     """
-    meta, recorded = _record_of_policy(state)
-    policy = {path: digest for path, digest in recorded.items() if path.startswith("train/policy/")}
-    return _text_digest({"policy": policy, "base": meta.get("base_fingerprint")})[:12]
+    record = _record_of_policy(state)
+    policy = {}
+    for path, digest in record["digests"].items():
+        if path.startswith("train/policy/"):
+            policy[path] = digest
+    base = record["meta"].get("base_fingerprint")
+    return _text_digest({"policy": policy, "base": base})[:12]
 
 
-def _record_of_policy(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _record_of_policy(state: Path) -> dict[str, Any]:
     """Calls `_record`, and converts its errors to a UserError that suggests another checkpoint."""
     try:
         return _record(state)
     # A damaged file can raise almost any exception.
     except Exception as error:
-        raise damaged_policy(state, reason_of(error)) from None
-
-
-def damaged_policy(state: Path, reason: str) -> UserError:
-    """Builds the error for a checkpoint that evaluate, generate or export can't read.
-
-    The error suggests an older checkpoint if one exists.
-    """
-    steps = steps_in(state.parents[1])
-    if steps and not state.parent.exists():
-        return UserError(
-            f"{state.parent}: this checkpoint was deleted, because its run is still training and "
-            f"saved newer ones; run the same command again, or pass --step {steps[-1]}"
-        )
-    older = [step for step in steps if step < int(state.parent.name)]
-    instead = f", or pass --step {older[-1]} to use the previous checkpoint" if older else ""
-    return UserError(
-        f"{state}: the policy can't be read, because the checkpoint is damaged ({reason}); copy "
-        f"the checkpoint from the run again{instead}"
-    )
+        raise_policy_error(error, state, reason_of(error))
 
 
 class _Retention:
@@ -412,7 +388,7 @@ class Checkpoints:
         if jax.process_count() > 1:
             # Only process 0 writes host arrays. All processes write sharded arrays.
             state = jax.tree.map(_local_on_host, state)
-        record: dict[str, Any] = {"meta": meta, "digests": digests(state)}
+        record: dict[str, Any] = {"meta": meta, "digests": digests(state), "types": types_of(state)}
         record["digest"] = _text_digest(record)
         with self._writing():
             self._manager.save(
@@ -461,9 +437,10 @@ class Checkpoints:
         with self._writing():
             self._manager.wait_until_finished()
         error = None if reading_back is None else reading_back.exception()
-        reason = processes.text_from_first("" if error is None else reason_of(error))
-        if reason:
-            raise UserError(self._unreadable(step, f"was saved, but can't be read ({reason})"))
+        message = "" if error is None else self._not_verified(step, error)
+        message = processes.text_from_first(message)
+        if message:
+            raise UserError(message)
         retention = self._retention
         if retention.best[-1:] == [step]:
             retention.best = [step]
@@ -474,7 +451,7 @@ class Checkpoints:
     def meta(self, step: int) -> dict[str, Any]:
         """Reads the metadata of a checkpoint. Raises UserError if it is damaged."""
         with self._reading(step):
-            return _record(self._path / str(step) / "state")[0]
+            return dict(_record(self._path / str(step) / "state")["meta"])
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
         """Restores the state of a checkpoint, with the shapes and shardings of `like`.
@@ -501,16 +478,16 @@ class Checkpoints:
         # are sharded over all devices.
         on_host = jax.tree.map(_local_on_host, like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, on_host)
-        with self._reading(step):
+        with self._reading(step, like):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
             saved = self._manager.restore(step, args=args)
-            meta, expected = _record(self._path / str(step) / "state")
-            verify(saved["state"], expected)
+            record = _record(self._path / str(step) / "state")
+            verify(saved["state"], record["digests"])
 
         def unassigned_like(leaf: Any, restored: Any) -> Any:
             return jnp.asarray(np.asarray(restored)) if _is_local(leaf) else restored
 
-        return step, jax.tree.map(unassigned_like, like, saved["state"]), meta
+        return step, jax.tree.map(unassigned_like, like, saved["state"]), record["meta"]
 
     def release_large_state(self) -> None:
         """Waits until the last saved state is written, if it is large and in host memory.
@@ -542,29 +519,66 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            disk_error = _disk_error(error)
-            if disk_error is None:
+            reason = disk_error(error)
+            if reason is None:
                 raise
             raise UserError(
-                f"{self.folder}: checkpoints can't be written ({disk_error}); free disk space or "
+                f"{self.folder}: checkpoints can't be written ({reason}); free disk space or "
                 "change the permissions, and run the same command again to continue from the last "
                 "checkpoint"
             ) from None
 
     @contextlib.contextmanager
-    def _reading(self, step: int) -> Iterator[None]:
-        """Converts errors in reading a checkpoint to UserErrors that name an older checkpoint."""
+    def _reading(self, step: int, like: Any = None) -> Iterator[None]:
+        """Converts errors in reading a checkpoint to errors that name the cause.
+
+        Args:
+          step: step of the checkpoint.
+          like: state that is being restored, or None if only the metadata is being read.
+        """
+        folder = self.folder / str(step)
         try:
             yield
         # A damaged checkpoint can raise almost any exception.
         except Exception as error:
+            raise_other_cause(error, folder)
+            difference = "" if like is None else self._difference(step, like)
+            if difference:
+                raise UserError(
+                    f"{folder} belongs to a run with another model, method or dtype "
+                    f"({difference}); use the config and the environment of that run, or another "
+                    "output.dir"
+                ) from None
             cause = "is damaged"
-            if not isinstance(error, DigestMismatch):
+            if difference is None and not isinstance(error, DigestMismatch):
                 cause += (
                     ", or was saved for a model of another shape than the config describes, or for "
                     "a method with another state"
                 )
             raise UserError(self._unreadable(step, f"{cause} ({reason_of(error)})")) from None
+
+    def _difference(self, step: int, like: Any) -> str | None:
+        """Returns `type_difference` of a checkpoint and a state.
+
+        The result is "" if the metadata is damaged, and None if it contains no types.
+        """
+        try:
+            types = _record(self._path / str(step) / "state").get("types")
+        # A damaged file can raise almost any exception.
+        except Exception:
+            return ""
+        return None if types is None else type_difference(types, types_of(like))
+
+    def _not_verified(self, step: int, error: BaseException) -> str:
+        """Returns the error message for a checkpoint that can't be read back after saving."""
+        folder = self.folder / str(step)
+        reason = other_cause(error, folder)
+        if reason is None:
+            return self._unreadable(step, f"was saved, but can't be read ({reason_of(error)})")
+        return (
+            f"{folder} was saved, but could not be verified ({reason}); remove this cause, and run "
+            "the same command again to continue from this checkpoint"
+        )
 
     def _unreadable(self, step: int, cause: str) -> str:
         """Returns the error message for a checkpoint that can't be read."""

@@ -1,10 +1,13 @@
-"""Records the provenance of a checkpoint: config, questions, prompts, software and devices.
+"""Records the provenance of a checkpoint: config, inputs, software, options of JAX and devices.
 
 A resumed run compares the provenance of its checkpoint with its current inputs before it continues.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import json
+import platform
 import shutil
 import subprocess
 from collections import Counter
@@ -18,6 +21,7 @@ from jax.sharding import Mesh
 
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
+from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.questions.question_set import QuestionSet
 
 
@@ -32,7 +36,71 @@ def commit() -> str:
 
 
 # Packages whose version can affect the results of a run.
-VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
+VERSIONED = (
+    *("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy"),
+    # The order of the questions, and the verdicts of the grader.
+    *("grain", "sympy", "latex2sympy2_extended"),
+)
+# Options of JAX that change the rounding of results. `processes.check_platform` refuses options
+# with larger effects.
+_SWITCHES = (
+    "jax_default_matmul_precision",
+    "jax_disable_jit",
+    "jax_disable_most_optimizations",
+    "jax_optimization_level",
+    "jax_exec_time_optimization_effort",
+    "jax_softmax_custom_jvp",
+)
+# Key of the model's configuration in the metadata of checkpoints.
+_MODEL = "model_config"
+# Fields of the model's configuration that do not change what its weights compute.
+_NO_EFFECT = ("max_positions",)
+
+
+def switches() -> dict[str, str]:
+    """Returns the values of the options of JAX that change the rounding of results, by name."""
+    values = {}
+    for name in _SWITCHES:
+        # Only some options have an attribute, which includes the value of a context manager.
+        values[name] = str(getattr(jax.config, name, jax.config.values.get(name)))
+    return values
+
+
+def backend() -> str:
+    """Returns the versions of JAX's backend, which contain the version of CUDA on NVIDIA GPUs."""
+    return ", ".join(jax.devices()[0].client.platform_version.splitlines())
+
+
+def driver() -> str:
+    """Returns the version of the NVIDIA driver, or "" if it is not installed."""
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().split("\n")[0] if path.is_file() else ""
+
+
+def processor() -> str:
+    """Returns the kind of processor, such as "x86_64 AMD EPYC, family 25".
+
+    Processors of different kinds round sums in different orders, so runs of the same seed differ.
+    The model and family are left out on systems without /proc/cpuinfo.
+    """
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    kind = platform.machine()
+    if "model name" in fields:
+        kind = f"{kind} {fields['model name']}"
+    if "cpu family" in fields:
+        kind = f"{kind}, family {fields['cpu family']}"
+    return kind
+
+
+def machine() -> dict[str, str]:
+    """Returns the properties of this machine that determine the rounding of results, by name."""
+    if jax.devices()[0].platform == "cpu":
+        return {"processor": processor()}
+    return {"backend": backend(), "driver": driver()}
 
 
 def data_fingerprint(questions: QuestionSet) -> str:
@@ -69,6 +137,7 @@ def provenance(
     verifiers: Mapping[str, str] | None = None,
     prompts: Mapping[str, str] | None = None,
     method_digest: str | None = None,
+    model: Qwen2Config | None = None,
 ) -> dict[str, Any]:
     """Returns the provenance of a checkpoint, serializable as JSON.
 
@@ -83,6 +152,7 @@ def provenance(
       prompts: digests of the prompts, from `TaskData.prompt_fingerprints`. None to record no
         digests.
       method_digest: digest of the file of a user-defined method (`Method.source_digest`).
+      model: configuration of the model. None to record no configuration.
     """
     key = f"method={values['method']}"
     return {
@@ -94,10 +164,69 @@ def provenance(
         "verifier_fingerprints": dict(verifiers or {}),
         "method_fingerprints": {key: method_digest} if method_digest else {},
         "prompt_fingerprints": dict(prompts or {}),
+        **({} if model is None else model_record(model)),
         "versions": {name: version(name) for name in VERSIONED},
+        "machine": machine(),
+        "switches": switches(),
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
         "devices": [jax.device_count(), jax.devices()[0].device_kind],
     }
+
+
+def check_same_inputs(
+    then: Mapping[str, Any], now: Mapping[str, Any], values: Mapping[str, Any], run: Path
+) -> None:
+    """Checks that a run continues with the same questions, code, prompts and model.
+
+    Args:
+      then: provenance of the checkpoint.
+      now: provenance of the current inputs.
+      values: values of the run's config, keyed by dotted name.
+      run: run folder, for error messages.
+
+    Raises:
+      UserError: if an input differs.
+    """
+    check_same_questions(then, now, values["data.train"], run)
+    check_same_prompts(then, now["prompt_fingerprints"], values, run)
+    if values["model.path"] is not None:
+        check_same_model(then, now, f"model.path={values['model.path']}", f"the run in {run}")
+
+
+def model_record(model: Qwen2Config) -> dict[str, Any]:
+    """Returns the entry of a model's configuration in metadata, serializable as JSON."""
+    return {_MODEL: dataclasses.asdict(model)}
+
+
+def check_same_model(
+    then: Mapping[str, Any], now: Mapping[str, Any], where: str, trained: str
+) -> None:
+    """Checks that the config.json of a model folder describes the model that was trained.
+
+    Only the fields that both configurations contain are compared. Checkpoints of earlier versions
+    contain no configuration.
+
+    Args:
+      then: metadata of the checkpoint, which may contain `model_record`.
+      now: `model_record` of the model folder, possibly with other entries.
+      where: option or config key that contains the folder, for the error message.
+      trained: description of what was trained, for the error message.
+
+    Raises:
+      UserError: if fields differ.
+    """
+    before = then.get(_MODEL, {})
+    current = json.loads(json.dumps(now.get(_MODEL, {})))
+    changes = []
+    for name, value in current.items():
+        if name not in _NO_EFFECT and before.get(name, value) != value:
+            changes.append(f"{name} is {value} instead of {before[name]}")
+    if changes:
+        raise UserError(
+            f"{where}: its config.json differs from the one with which {trained} was started "
+            f"({', '.join(changes)}); restore the original file, or use another folder "
+            "for a new run"
+        )
 
 
 def check_same_questions(
@@ -253,9 +382,24 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
             "note: the checkpoint does not contain a digest of its prompts, so the chat template "
             "and the tokenizer were not compared with those that the run was trained with"
         )
-    for what in ("versions", "devices", "mesh"):
-        if then[what] != now[what]:
+    for group in ("versions", "devices", "mesh", "machine", "switches"):
+        before = then.get(group, {})
+        after = now[group]
+        if group not in ("devices", "mesh"):
+            before, after = _changed_entries(before, after)
+        if before != after:
             yield (
-                f"note: {what} were {then[what]}, and are now {now[what]}; the run continues, but "
-                "its results will not be bit-identical to those of an uninterrupted run"
+                f"note: {group} changed from {before} to {after}; the run continues, but its "
+                "results may not be bit-identical to those of an uninterrupted run"
             )
+
+
+def _changed_entries(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the entries of two dicts whose values differ.
+
+    Entries of only one dict are left out, because earlier versions recorded fewer entries.
+    """
+    names = [name for name in before if before[name] != after.get(name, before[name])]
+    return {name: before[name] for name in names}, {name: after[name] for name in names}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import files
-from bacr_jax.config import Config
+from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import FrozenMap
@@ -89,6 +89,29 @@ def trained_style(settings: MethodSettings) -> PromptFormat:
     from bacr_jax.methods.registry import declares_budget
 
     return format_for(settings.data, declares_budget=declares_budget(settings))
+
+
+def check_base(run: Path, step: int, base: str | Path | None, where: str) -> None:
+    """Checks that the config.json of a run's base model is the one that the run was trained with.
+
+    Args:
+      run: run folder.
+      step: step of the checkpoint, which contains the configuration of the model.
+      base: current folder of the base model, or None for a run without a model folder.
+      where: option or config key that contains this folder, for error messages.
+
+    Raises:
+      UserError: if the config.json differs or can't be read, or the checkpoint is damaged.
+    """
+    if base is None:
+        return
+    from bacr_jax.model.hf.hf_config import read_hf_config
+    from bacr_jax.runs.checkpoint import read_meta
+    from bacr_jax.runs.provenance import check_same_model, model_record
+
+    meta = read_meta(_state_folder(run, step))
+    now = model_record(read_hf_config(base))
+    check_same_model(meta, now, f"{where}{base}", f"the run in {run}")
 
 
 def check_trained_with(
@@ -211,13 +234,15 @@ class SavedPolicy:
         """Loads the tokenizer with which the policy was trained.
 
         Raises:
-          UserError: if the tokenizer is missing or differs from the tokenizer used in training.
+          UserError: if the tokenizer is missing, or if it or the config.json of the model differs
+            from the one used in training.
         """
         from bacr_jax.runs import setup
 
         if self.step is not None:
             tokenizer = setup.run_tokenizer(self.config.data, self.config.model)
             if self.trained is not None:
+                check_base(self.folder, self.step, self.config.model.path, "model.path=")
                 values = config_io.flatten(self.trained)
                 style = trained_style(resolve(self.trained).method)
                 check_trained_with(self.folder, self.step, values, style, tokenizer)
@@ -310,6 +335,28 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         config = config_io.override(config, thinking_section.read_settings(thinking, where))
     identity = {"weights": weights_fingerprint(folder)}
     return SavedPolicy(folder, None, config, identity, style)
+
+
+def with_recommended_sampling(evaluation: EvalConfig, folder: Path) -> EvalConfig:
+    """Returns the section `eval` with the sampling settings of a Hugging Face folder's publisher.
+
+    They are read from generation_config.json into `temperature` and `top_p`. The section is
+    unchanged if this file does not enable sampling.
+
+    Raises:
+      UserError: if the file is malformed.
+    """
+    from bacr_jax.model.hf.generation_config import read_sampling
+
+    sampling = read_sampling(folder)
+    if not sampling:
+        return evaluation
+    return dataclasses.replace(
+        evaluation,
+        # The default of both settings in transformers is 1.
+        temperature=float(sampling.get("temperature", 1.0)),
+        top_p=float(sampling.get("top_p", 1.0)),
+    )
 
 
 def weights_fingerprint(folder: Path) -> str:

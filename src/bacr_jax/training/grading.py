@@ -39,7 +39,9 @@ def verify(
       answers per point, and the grader's original verdicts.
     """
     references, questions = references_of(run, plan)
-    outcomes, verdicts = run.task_data.grade_answers(rollout.branches, references, questions, poll)
+    outcomes, verdicts = run.task_data.grade_answers(
+        rollout.trunks, rollout.branches, references, questions, poll
+    )
     flip_rate = run.config.grading.flip_rate
     if flip_rate:
         flip_key = jax.random.fold_in(key, _FLIP_STREAM)

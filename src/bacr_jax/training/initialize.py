@@ -503,7 +503,8 @@ def _style_accuracy(
 
         callbacks = Callbacks(poll, on_rows)
         rollout = plain_rollout(run, task_data, params, prompts, key, callbacks, temperature=0.0)
-        return float(task_data.verify(rollout.branches, references, poll).mean())
+        outcomes = task_data.verify(rollout.trunks, rollout.branches, references, poll)
+        return float(outcomes.mean())
 
 
 def _accuracy(run: Run, task_data: TaskData, params: Params, key: jax.Array, poll: Poll) -> float:

@@ -34,12 +34,7 @@ from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
 from bacr_jax.runs.metrics import MetricsWriter, from_json
 from bacr_jax.runs.progress import Phase, Progress, duration
-from bacr_jax.runs.provenance import (
-    check_same_prompts,
-    check_same_questions,
-    differences,
-    provenance,
-)
+from bacr_jax.runs.provenance import check_same_inputs, differences, provenance
 from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import failures, initialize, stages
 from bacr_jax.training.algorithm import iterate
@@ -164,9 +159,7 @@ class Trainer:
         meta = self.checkpoints.meta(latest)
         step = meta["step"]
         description = self.describe(step)
-        check_same_questions(meta, description, self.config.data.train, self.folder.path)
-        prompts = description["prompt_fingerprints"]
-        check_same_prompts(meta, prompts, config_io.flatten(self.config), self.folder.path)
+        check_same_inputs(meta, description, config_io.flatten(self.config), self.folder.path)
         for line in differences(meta, description):
             self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
@@ -235,6 +228,7 @@ class Trainer:
             self.task_data.verifier_digests,
             self.task_data.prompt_fingerprints,
             self.method.source_digest,
+            self.policy.learner.model,
         )
         return {
             "step": step,

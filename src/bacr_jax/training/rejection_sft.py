@@ -80,7 +80,11 @@ def sample_responses(
     )
     sampled_set = shared.train.set.take(questions)
     outcomes = shared.verify(
-        rollout.branches, sampled_set.answers, poll, questions=sampled_set.questions
+        rollout.trunks,
+        rollout.branches,
+        sampled_set.answers,
+        poll,
+        questions=sampled_set.questions,
     )
     correct = np.zeros(total, np.int64)
     correct[questions] = outcomes[:, 0] > 0.5

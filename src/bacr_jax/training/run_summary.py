@@ -339,10 +339,7 @@ def _comparison(method: str, warmup: WarmupConfig, folder: Path) -> list[str]:
     run = shlex.quote(str(folder))
     config_path = RunPaths(folder).config
     try:
-        other_method = "grpo"
-        if method == "grpo":
-            is_pretrained = config_io.load([config_path]).model.path is not None
-            other_method = "bacr-bounded" if is_pretrained else "bacr-robust"
+        other_method = "bacr-bounded" if method == "grpo" else "grpo"
         other_config = config_io.load([config_path, f"methods/{other_method}"])
         config_io.check(other_config, also=registry.problems)
     except UserError:

@@ -24,7 +24,7 @@ from bacr_jax.learner.scoring import in_portions, next_token_logprobs
 from bacr_jax.parallel import processes, row_shards
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import Fleet
-from bacr_jax.rollout.probe import BOUNDS, CONTEXTS, DEPTH, Context, Probe
+from bacr_jax.rollout.probe import CONTEXTS, DEPTH, Context, Probe, largest_difference
 from bacr_jax.rollout.served import RemoteSampling, without_tag
 from bacr_jax.runs.folder import lock_folder, usable
 from bacr_jax.runs.health import MISMATCH
@@ -48,7 +48,14 @@ def largest_mismatch(
     differs_by_update = rollout.async_steps or (loss.old_logprobs == "sampler" and minibatches > 1)
     if rollout.engine == "jax" or differs_by_update:
         return MISMATCH
-    return BOUNDS[model.product_dtype or model.compute_dtype]
+    return _largest_difference(model, rollout)
+
+
+def _largest_difference(model: ModelConfig, rollout: RolloutConfig) -> float:
+    """Returns the bound of the probe, the test of the servers' log-probabilities, in nats."""
+    # product_dtype only affects the bound, because servers do not round operands separately.
+    dtype = model.product_dtype or model.compute_dtype
+    return largest_difference(dtype, rollout.temperature)
 
 
 def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
@@ -99,8 +106,6 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         # The servers load an export of the policy in the dtype of the sampler.
         write_params(out, params, exported, dtype=dtype)
 
-    # product_dtype only affects the bound, because servers do not round operands separately.
-    bound = BOUNDS[config.model.product_dtype or dtype]
     fleet = Fleet(
         servers,
         remote_sampling,
@@ -108,7 +113,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         write,
         weights_folder,
         dtype,
-        bound,
+        _largest_difference(config.model, config.rollout),
         report,
         lock=lock,
     )
@@ -135,10 +140,12 @@ def _make_probe(run: Run) -> Probe:
     """Returns a probe that draws questions and budgets for each version of the weights.
 
     The probe compares the log-probabilities of a server with the log-probabilities of the learner.
+    Both are at the sampling temperature of the run, so the probe also detects servers that return
+    log-probabilities at temperature 1 instead (vLLM's default `--logprobs-mode`).
     """
     config = run.config
     train = run.task_data.train
-    spec = dataclasses.replace(run.policy.learner, temperature=1.0)
+    spec = run.policy.learner
 
     def draw(version: int) -> list[Context]:
         rng = np.random.default_rng([config.seed, version])
@@ -181,4 +188,4 @@ def _make_probe(run: Run) -> Probe:
         rows_per_pass = _ROWS_PER_PASS * row_shards(spec.mesh)
         return in_portions(score_rows, np.arange(len(contexts)), rows_per_pass)
 
-    return Probe(draw, score)
+    return Probe(draw, score, spec.temperature)

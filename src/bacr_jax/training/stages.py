@@ -235,9 +235,9 @@ def _read_texts(run: Run, rollout: Rollout) -> dict[str, np.ndarray]:
 def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, "B M"]:
     """Returns the end of each thinking segment, in sampled tokens.
 
-    A segment is the thinking between two truncation points (cuts). The grace window, in which a
-    trace may exceed its budget, belongs to the last segment. A cut inside the closing tag is moved
-    to the end of the tag, because its answer was sampled after the whole tag (`rollout.branches`).
+    A segment is the thinking between two truncation points (cuts), the last one with the grace
+    window. A cut inside the closing tag is moved to its end, after which its answer was sampled. A
+    cut before the tag stays: without the tag, its answer is forced, with other line breaks at most.
     """
     cuts = _by_row(np.asarray(plan.cuts))
     # Cuts that depend on a trace's length already include the window (`resolve_cuts`).

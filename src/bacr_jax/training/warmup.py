@@ -51,6 +51,8 @@ from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.runs.initial import plain_params
 from bacr_jax.runs.setup import Policy
 from bacr_jax.training.warmup_folder import (
+    base_record,
+    check_base,
     check_texts,
     locked,
     read_warmup,
@@ -152,7 +154,11 @@ class WarmUp:
         """Saves parameters, optimizer state and journal, unless this step is already saved."""
         if self.saved is not None and self.step > max(self.saved.latest or 0, self.done):
             state = {"params": self.params, "opt_state": self.opt_state}
-            meta = {"journal": self.journal, **texts_record(self.texts_digest)}
+            inputs = {
+                **texts_record(self.texts_digest),
+                **base_record(self.settings, self.spec.model),
+            }
+            meta = {"journal": self.journal, **inputs}
             self.saved.save(self.step, state, meta)
             self.saved.release_large_state()
 
@@ -485,6 +491,7 @@ def warm_up(
     # Supervised training maximizes the likelihood itself, at any rollout.temperature.
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None, temperature=1.0)
     key = jax.random.fold_in(jax.random.key(settings.seed), 0)
+    model = base_record(settings, spec.model)
     paths = WarmupPaths(folder)
     with contextlib.ExitStack() as stack:
         if not processes.largest(paths.identity.exists()):
@@ -492,10 +499,12 @@ def warm_up(
         # Another run may have finished the warm-up while this run was waiting for the lock.
         if processes.largest(paths.identity.exists()):
             blank = policy.abstract(lambda: qwen2.init(key, spec.model))
-            return read_warmup(settings.warmup, fingerprint, paths, blank, texts_digest)
+            return read_warmup(settings.warmup, fingerprint, paths, blank, texts_digest, model)
         saved = Checkpoints(paths.unfinished / fingerprint, keep=1)
         if saved.latest is not None:
-            check_texts(settings.warmup, saved.meta(saved.latest), texts_digest, paths)
+            meta = saved.meta(saved.latest)
+            check_texts(settings.warmup, meta, texts_digest, paths)
+            check_base(settings.warmup, meta, model, paths)
         params = plain_params(key, policy, settings.model_path)
         optimizer = supervised_optimizer()
         run = WarmUp(
@@ -521,7 +530,7 @@ def warm_up(
             raise
         finally:
             saved.close()
-        save_warmup(fingerprint, paths, run.step, run.params, accuracies, texts_digest)
+        save_warmup(fingerprint, paths, run.step, run.params, accuracies, texts_digest, model)
     return run.params
 
 

@@ -18,9 +18,10 @@ from bacr_jax import files
 from bacr_jax.config import Config, WarmupConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import print_message
-from bacr_jax.config.settings import resolve
+from bacr_jax.config.settings import WarmupSettings, resolve
 from bacr_jax.errors import UserError
 from bacr_jax.files import write_atomically
+from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import processes
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import (
@@ -32,6 +33,7 @@ from bacr_jax.runs.folder import (
     steps_in,
     usable,
 )
+from bacr_jax.runs.provenance import check_same_model, model_record
 from bacr_jax.types import Params, Poll
 
 # Key of the digest of the supervised texts, in the file of a finished warm-up and in the metadata
@@ -168,7 +170,12 @@ def _check_identity(
     location = _location(warmup, paths)
     try:
         identity = files.read_object(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(
+            f"{path}, which describes the warm-up, can't be read ({error.strerror}); make the file "
+            "readable, and run the same command again"
+        ) from None
+    except ValueError as error:
         raise UserError(
             f"{path}, which describes the warm-up, is damaged ({error}); delete the folder of the "
             "warm-up, which is then repeated"
@@ -214,6 +221,28 @@ def check_texts(
     )
 
 
+def check_base(
+    warmup: WarmupConfig, record: Mapping[str, Any], model: Mapping[str, Any], paths: WarmupPaths
+) -> None:
+    """Checks that the config.json of the base model is the one that a warm-up was trained with.
+
+    Args:
+      warmup: section `warmup` of the config.
+      record: the record of the warm-up, which may contain `base_record`.
+      model: `base_record` of the model now.
+      paths: files of the warm-up.
+
+    Raises:
+      UserError: the config.json differs.
+    """
+    check_same_model(record, model, "model.path", f"the warm-up {_location(warmup, paths)}")
+
+
+def base_record(settings: WarmupSettings, model: Qwen2Config) -> dict[str, Any]:
+    """Returns the entry of the base model in a warm-up's record. Empty without a model folder."""
+    return {} if settings.model_path is None else model_record(model)
+
+
 def texts_record(texts_digest: str | None) -> dict[str, str]:
     """Returns the entries of a warm-up's record that identify its supervised texts."""
     return {} if texts_digest is None else {_TEXTS: texts_digest}
@@ -225,6 +254,7 @@ def read_warmup(
     paths: WarmupPaths,
     like: Params,
     texts_digest: str | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> Params:
     """Reads the weights of a finished warm-up.
 
@@ -234,12 +264,14 @@ def read_warmup(
       paths: files of the warm-up.
       like: parameters with the shapes and shardings of the result.
       texts_digest: `SftBatches.texts_digest`, or None for a warm-up on the ledger.
+      model: `base_record` of the model, or None to check nothing.
 
     Raises:
-      UserError: the warm-up has different settings or texts, is damaged, or its weights are
-        missing.
+      UserError: the warm-up has different settings, texts or another base model, is damaged, or its
+        weights are missing.
     """
     _check_identity(warmup, fingerprint, paths, texts_digest)
+    check_base(warmup, files.read_object(paths.identity), model or {}, paths)
     checkpoints = Checkpoints(paths.weights, keep=1)
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
@@ -253,6 +285,7 @@ def save_warmup(
     params: Params,
     accuracies: dict[str, float],
     texts_digest: str | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> None:
     """Saves the weights of a finished warm-up, then the file that contains its fingerprint.
 
@@ -260,6 +293,7 @@ def save_warmup(
 
     Args:
       texts_digest: `SftBatches.texts_digest`, or None for a warm-up on the ledger.
+      model: `base_record` of the model, or None to record nothing.
     """
     record = {"steps": step, **accuracies}
     if processes.is_first():
@@ -271,6 +305,7 @@ def save_warmup(
     checkpoints.save(step, params, record)
     checkpoints.close()
     if processes.is_first():
-        identity = {"fingerprint": fingerprint, **texts_record(texts_digest), **record}
+        inputs = {**texts_record(texts_digest), **(model or {})}
+        identity = {"fingerprint": fingerprint, **inputs, **record}
         write_atomically(paths.identity, json.dumps(identity) + "\n")
         shutil.rmtree(paths.unfinished)

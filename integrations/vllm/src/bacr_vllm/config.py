@@ -99,6 +99,12 @@ def check_engine(vllm_config: Any) -> None:
         _refuse("pipeline parallelism is not supported; pass --tensor-parallel-size instead")
     if vllm_config.speculative_config is not None:
         _refuse("speculative decoding is not supported; leave out --speculative-config")
+    # Not tested. An adapter has no budget embedding, so its requests would get the folder's.
+    if vllm_config.lora_config is not None:
+        _refuse(
+            "LoRA adapters are not supported; leave out --enable-lora, and serve a folder into "
+            "which bacr export merged the adapters"
+        )
     if not vllm_config.use_v2_model_runner:
         _refuse(
             "budgets per request need vLLM's model runner V2; set VLLM_USE_V2_MODEL_RUNNER=1 (it "

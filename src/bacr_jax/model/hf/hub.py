@@ -1,9 +1,7 @@
 """Resolves Hugging Face Hub names to folders in the local Hub cache, and uploads folders."""
 
-import importlib
 import re
 from pathlib import Path
-from typing import Any
 
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.files import check_model_folder
@@ -55,9 +53,10 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
         return path
     name, _, revision = path.partition("@")
     _refuse_missing_models_folder(path, name, where)
-    hub = _import_hub(path, where)
+    import huggingface_hub
+
     try:
-        snapshot = hub.snapshot_download(
+        snapshot = huggingface_hub.snapshot_download(
             name,
             revision=revision or None,
             allow_patterns=list(_FILES if weights else _SHAPE),
@@ -84,14 +83,13 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
 
 
 def check_push(name: str) -> None:
-    """Checks that a name has the form OWNER/NAME and that huggingface_hub is installed.
+    """Checks that a name has the form OWNER/NAME.
 
     Raises:
-      UserError: If one of these checks fails.
+      UserError: If it has another form.
     """
     if not _NAME.fullmatch(name) or "@" in name:
         raise UserError(f"--push {name} is not the name of a repository on the hub; use OWNER/NAME")
-    _import_hub(name, "--push")
 
 
 def push(folder: Path, name: str) -> str:
@@ -106,8 +104,10 @@ def push(folder: Path, name: str) -> str:
     Raises:
       UserError: If the upload fails. The local folder is kept.
     """
+    import huggingface_hub
+
     try:
-        api = _import_hub(name, "--push").HfApi()
+        api = huggingface_hub.HfApi()
         address = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder)
         return str(address)
@@ -137,19 +137,3 @@ def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
         f"{where}: the folder {path!r} does not exist; create it with bacr import, bacr export or "
         "hf download, or use the path of another folder"
     )
-
-
-def _import_hub(path: str, where: str) -> Any:
-    """Imports huggingface_hub, a dependency of transformers.
-
-    Raises:
-      UserError: If the package is not installed.
-    """
-    try:
-        return importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise UserError(
-            f"{where}: {path!r} is a name on the hub, but the package huggingface_hub, which "
-            "accesses the hub, is not installed; install it, or use the path of a downloaded "
-            "folder"
-        ) from None
