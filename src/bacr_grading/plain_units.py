@@ -36,12 +36,13 @@ def with_units(answer: ParsedAnswer, reference: ParsedAnswer | None = None) -> P
     r"""Encloses plain units of an answer in `\text{...}`.
 
     A unit is enclosed if it can't be a product of variables, or if it is the reference's unit.
+    Answers that are parsed as a number without this step are returned unchanged.
 
     Args:
       answer: an answer or a reference.
       reference: the reference of an answer. If the reference has a variable, nothing is enclosed.
     """
-    if not _CANDIDATE.search(answer.text):
+    if not _CANDIDATE.search(answer.text) or answer.number is not None:
         return answer
     target = None
     if reference is not None:

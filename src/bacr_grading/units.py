@@ -27,7 +27,7 @@ _SCIENTIFIC = """
 N newton | kN kilonewton | J joule | mJ millijoule | kJ kilojoule | MJ megajoule | W watt |
 mW milliwatt | kW kilowatt | MW megawatt | kWh kilowatthour | Pa pascal | kPa kilopascal | MPa |
 V volt | mV millivolt | kV kilovolt | A amp ampere | mA milliamp milliampere | C coulomb |
-F farad | T tesla | H henry | G gauss | Wb weber | ohm | K kelvin | Hz hertz | kHz kilohertz |
+F farad | T tesla | henry | gauss | Wb weber | ohm | K kelvin | Hz hertz | kHz kilohertz |
 MHz megahertz | GHz gigahertz | eV electronvolt | keV | MeV | GeV | mol mole | mmol | cal | kcal |
 erg | dyn dyne | atm atmosphere | ms millisecond | ns nanosecond | pc parsec | kpc | Mpc |
 ly lightyear | au | mpg | Nm
@@ -47,12 +47,21 @@ _DERIVED = {
     "ohm": "V/A",
     "Wb": "V s",
     "T": "Wb/m^2",
-    "H": "Wb/A",
+    "henry": "Wb/A",
 }
 
 
 def _by_name(table: str) -> dict[str, str]:
-    return {name: line.split()[0] for line in table.split("|") for name in line.split()}
+    """Maps each name in a table to its canonical name, the first of its entry.
+
+    Args:
+      table: entries separated by `|`. The names of an entry are separated by spaces.
+    """
+    canonical_names = {}
+    for entry in table.split("|"):
+        names = entry.split()
+        canonical_names.update(dict.fromkeys(names, names[0]))
+    return canonical_names
 
 
 _COMMON_UNITS = _by_name(_UNITS)
@@ -64,8 +73,8 @@ _LOWER_CASE = {
     for name, symbol in _SYMBOLS.items()
     if len(name) > 1 and _CASE_COUNTS[name.casefold()] == 1
 }
-# M can be meters or moles per liter.
-_AMBIGUOUS = frozenset("M")
+# G can be grams or gauss, H hours or henries, and M meters or moles per liter.
+_AMBIGUOUS = frozenset("GHM")
 _MONEY = frozenset(["$", "cent", "€", "£"])
 _CLOCK = frozenset(["am", "pm"])
 # Units that do not contradict each other: other names of 1/s, and the scales of temperatures, which
@@ -115,16 +124,16 @@ def unit(name: str, power: int = 1) -> tuple[str, int] | None:
         return None
     if len(exponents) == 1:
         return exponents[0]
-    above = []
-    below = ""
+    numerator = []
+    denominator = ""
     for symbol, exponent in exponents:
         size = abs(exponent)
         spelling = symbol if size == 1 else f"{symbol}^{size}"
         if exponent > 0:
-            above.append(spelling)
+            numerator.append(spelling)
         else:
-            below += f"/{spelling}"
-    return "*".join(above) + below, 1
+            denominator += f"/{spelling}"
+    return "*".join(numerator) + denominator, 1
 
 
 def contradict(one: tuple[str, int] | None, other: tuple[str, int] | None) -> bool:

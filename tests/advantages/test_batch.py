@@ -47,3 +47,8 @@ def test_no_trace_is_in_its_own_baseline(budgets, place, changed):
     rewards.reshape(-1)[place] = changed
     after = same_budget_mean(jnp.asarray(rewards), budgets)
     assert before.reshape(-1)[place] == after.reshape(-1)[place]
+
+
+def test_no_gradient_reaches_the_rewards_of_the_batch():
+    mean = lambda rewards: same_budget_mean(rewards, jnp.full((2, 2), 8)).sum()
+    np.testing.assert_array_equal(jax.grad(mean)(jnp.ones((2, 2, 1))), np.zeros((2, 2, 1)))

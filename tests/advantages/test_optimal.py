@@ -113,3 +113,15 @@ def test_the_predicted_saving_is_that_of_the_best_constant():
     assert float(found["cv"]) == pytest.approx(0.5)
     assert float(found["correlation"]) == pytest.approx(-1.0)
     assert float(found["effective_traces"]) == pytest.approx(8**2 / 20)
+
+
+def test_statistics_of_several_segments_are_weighted_by_their_scores():
+    """The first segment is the one above. The second has equal weights of 6, and saves nothing."""
+    returns = jnp.array([[[1.0, 1.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]]])
+    score_norm_proxy = jnp.array([[[1.0, 6.0], [3.0, 6.0]], [[1.0, 6.0], [3.0, 6.0]]])
+    statistics = advantages.score_statistics(returns, score_norm_proxy)
+    # F = 2, 6; kappa = -1, 0; H = 2, 6: (1 / 2 + 0) / (2 + 6). The shares of w are 1/4 and 3/4.
+    assert float(statistics["predicted_saving"]) == pytest.approx(1 / 16)
+    assert float(statistics["cv"]) == pytest.approx(0.25 * 0.5)
+    assert float(statistics["correlation"]) == pytest.approx(-0.25)
+    assert float(statistics["effective_traces"]) == pytest.approx(0.25 * 3.2 + 0.75 * 4)

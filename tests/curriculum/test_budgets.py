@@ -32,6 +32,11 @@ class TestStages:
     def test_a_stage_has_at_least_one_token(self):
         assert curriculum.stage_limit((0.01,), step=0, total_steps=1, b_max=8) == 1
 
+    @pytest.mark.parametrize(("share", "limit"), [(0.55, 5), (0.45, 4)])
+    def test_a_limit_is_rounded_to_the_nearest_token(self, share, limit):
+        # The shares of 9 tokens are 4.95 and 4.05 tokens.
+        assert curriculum.stage_limit((share,), step=0, total_steps=1, b_max=9) == limit
+
 
 class TestBudgets:
     GROUP = jnp.array([0, 1, 2, 1])

@@ -57,6 +57,12 @@ class TestBudgetLocation:
             curriculum.scheduled_mean(state, **PAPER), [600.0, 1000.0 + 1228.8], rtol=1e-6
         )
 
+    def test_the_first_location_is_clipped_like_later_ones(self):
+        state = curriculum.init_curriculum(2, mu0=[100.0, 5000.0])
+        np.testing.assert_array_equal(curriculum.scheduled_mean(state, **PAPER), [256.0, 4096.0])
+        free = curriculum.scheduled_mean(state, **PAPER, clip=False)
+        np.testing.assert_array_equal(free, [100.0, 5000.0])
+
     def test_mu0_must_fit_the_groups(self):
         with pytest.raises(ValueError, match="3 values, but there are 4 difficulty groups"):
             curriculum.init_curriculum(4, mu0=[1.0, 2.0, 3.0])
@@ -101,6 +107,18 @@ class TestPassRates:
         # A move of the schedule starts no second first batch.
         state = record(curriculum.update_pass_rates(state, source="ema"), group[1:], [[0.0] * 8])
         np.testing.assert_allclose(state.ema_rate[1], 0.9 * 0.9 + 0.1 * 1.8 / 10, rtol=1e-6)
+
+    def test_a_group_that_a_batch_leaves_out_has_no_second_first_batch(self):
+        record = lambda state, group, correct: curriculum.record_outcomes(
+            state, jnp.array([group]), jnp.array([correct]), ema_decay=0.9
+        )
+        # (0 + 1) / (8 + 2) after the first batch of group 0
+        state = record(curriculum.init_curriculum(2, mu0=1500.0), 0, [0.0] * 8)
+        state = record(state, 1, [1.0] * 8)
+        np.testing.assert_array_equal(state.measured, [True, True])
+        state = record(state, 0, [1.0] * 8)
+        moved = 0.9 * 0.1 + 0.1 * (8 + 2 * 0.1) / 10
+        np.testing.assert_allclose(state.ema_rate, [moved, 0.9], rtol=1e-6)
 
     def test_running_rate_is_unbiased_in_the_long_run(self):
         record = jax.jit(curriculum.record_outcomes)

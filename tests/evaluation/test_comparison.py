@@ -4,9 +4,9 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.comparison import check_comparable, compare, reported
-from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, graded
 from bacr_jax.types import NO_BUDGET
-from evaluation_world import drawn
+from evaluation_world import drawn, sample
 
 
 def test_differences_are_paired_by_problem():
@@ -21,6 +21,29 @@ def test_differences_are_paired_by_problem():
     # Resamples differ by 0, 1, 2 or 3 of three problems, never the other way round.
     assert entry["ci95"] == pytest.approx([0.0, 1.0])
     assert found["anytime"][GREEDY]["mean_difference"] == pytest.approx(1 / 3)
+
+
+def test_strict_verdicts_have_a_separate_difference():
+    """The second answer of one policy is right, but not by the strict verdict."""
+    setting = EvalSetting(GREEDY, 8, 1)
+    mine = [sample(0, 0, "4", mode=GREEDY), sample(1, 0, "4", mode=GREEDY, strict=False)]
+    theirs = [sample(0, 0, "4", mode=GREEDY), sample(1, 0, "1", mode=GREEDY)]
+    one, other = ({"ours": {setting: graded(rows, setting)}} for rows in (mine, theirs))
+    entry = compare(one, other)["ours"]["by_budget"][GREEDY]["8"]
+    assert (entry["difference"], entry["strict_difference"]) == (0.5, 0.0)
+
+
+def test_means_over_budgets_leave_out_the_budget_0():
+    def cells(answers):
+        return {
+            EvalSetting(GREEDY, budget, 1): drawn([[answer]], budget=budget, mode=GREEDY)
+            for budget, answer in answers.items()
+        }
+
+    found = compare({"ours": cells({0: "4", 8: "4"})}, {"ours": cells({0: "1", 8: "4"})})["ours"]
+    assert list(found["by_budget"][GREEDY]) == ["0", "8"]
+    assert found["anytime"][GREEDY]["budgets"] == [8]
+    assert found["anytime"][GREEDY]["mean_difference"] == 0.0
 
 
 HERE = {"ours": {"questions": "abc", "problems": 4}}

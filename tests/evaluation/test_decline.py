@@ -88,3 +88,16 @@ def test_closed_answers_are_tested_too_and_budgets_that_are_not_compared_do_not_
     before["sampled"]["32"] = entry(0.5)
     (decline,) = declines(before, after)
     assert decline.is_shown == (p < 0.025 / 2)
+
+
+def test_a_decline_on_few_questions_after_training_is_not_shown():
+    def is_shown(questions_after):
+        before = {"greedy": {"8": entry(0.15, problems=100)}}
+        after = {"greedy": {"8": entry(0.05, problems=questions_after)}}
+        (decline,) = declines(before, after)
+        return decline.is_shown
+
+    few = fisher_exact([[15, 85], [1, 19]], alternative="greater").pvalue
+    many = fisher_exact([[15, 85], [5, 95]], alternative="greater").pvalue
+    assert many < 0.025 < few
+    assert is_shown(100) and not is_shown(20)

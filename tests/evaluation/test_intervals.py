@@ -177,3 +177,11 @@ def test_covers_the_true_rate_about_19_times_in_20(share):
         covered += means[0] <= share <= means[1]
     # Three standard errors of 300 trials.
     assert covered / 300 > 0.95 - 0.04
+
+
+@pytest.mark.parametrize("problems", [20, 1100])
+def test_each_seed_gives_its_own_resamples_and_the_same_each_time(problems):
+    scores = np.random.default_rng(0).random((problems, 1))
+    of = lambda seed: resampled_means(scores, seed=seed, resamples=50)
+    np.testing.assert_array_equal(of(1), of(1))
+    assert (of(1) != of(2)).any()

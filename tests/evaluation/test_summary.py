@@ -7,7 +7,13 @@ import pytest
 
 from bacr_grading import ExactGrader
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, graded
-from bacr_jax.evaluation.summary import anytime, entry_of, numbers_of_samples, summarise
+from bacr_jax.evaluation.summary import (
+    anytime,
+    dense_curve,
+    entry_of,
+    numbers_of_samples,
+    summarise,
+)
 from evaluation_world import GOLD, drawn, near_problems, near_results, sample
 
 ROWS = [["4", "4", "1", "1"], ["4", "2", "2", None], ["4", "4", "4", "4"]]
@@ -78,6 +84,21 @@ def test_anytime_is_the_mean_and_the_area_of_the_curve():
     assert found["area"] == pytest.approx((0.5 + 2 * 0.75) / 3)
     assert found["budgets"] == [8, 16, 64]
     assert found["mean_ci95"][0] <= found["mean"] <= found["mean_ci95"][1]
+
+
+def test_tokens_of_a_dense_curve_are_those_of_its_points():
+    by_cut = {}
+    for cut, lengths in {3: [3, 3], 8: [4, 8]}.items():
+        setting = EvalSetting(GREEDY, 8, 1, cut)
+        answers = [
+            sample(problem, 0, GOLD, mode=GREEDY, cut=cut, thinking=length)
+            for problem, length in enumerate(lengths)
+        ]
+        by_cut[cut] = graded(answers, setting)
+    points = dense_curve(by_cut)["curve"].values()
+    # Every answer has four other tokens.
+    assert [point["mean_thinking_tokens"] for point in points] == [3.0, 6.0]
+    assert [point["mean_total_tokens"] for point in points] == [7.0, 10.0]
 
 
 def test_self_consistency_counts_tokens_both_ways():

@@ -90,6 +90,17 @@ def test_table_by_hand():
     assert table["pairs"]["8"]["8"]["completion_rate"] == 0.25
 
 
+def test_tokens_of_a_pair_are_those_of_its_answers():
+    by_pair = {}
+    for budget in (4, 8):
+        for cut in (4, 8):
+            _, by_pair[budget, cut] = pair(budget, cut, [True, True], [3, cut])
+    entry = swap_table(by_pair)["pairs"]["4"]["8"]
+    # 3 and 8 thinking tokens, and 4 other tokens each.
+    assert (entry["mean_thinking_tokens"], entry["mean_total_tokens"]) == (5.5, 9.5)
+    assert entry["thinking_ci95"] == [3.0, 8.0] and entry["total_ci95"] == [7.0, 12.0]
+
+
 def test_traces_of_several_inputs_are_a_swap_table_and_of_one_a_dense_curve():
     uncut = EvalSetting(GREEDY, 8, 1)
     _, cell = pair(8, 8, [True] * 4, [8] * 4)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import LossConfig, ValueConfig
-from bacr_jax.learner.batch import make_batch
-from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective
+from bacr_jax.learner.batch import filled_rows, make_batch
+from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective, value_terms
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import budget, qwen2
 from enumerable_world import ALLOWED, BUDGET, draws, list_traces, rollouts
@@ -92,6 +92,36 @@ def test_one_token_does_not_dominate_the_divergence_of_sampler_and_learner(batch
     assert mismatch(30.0) == pytest.approx({"k1": -30, "k3": 10, "absolute": 30}, rel=1e-4)
     small = {"k1": -0.5, "k3": np.exp(0.5) - 1.5, "absolute": 0.5}
     assert mismatch(0.5) == pytest.approx(small, rel=1e-4)
+
+
+def test_tokens_above_the_importance_cap_are_reported_as_clipped(batch):
+    loss = LossConfig(old_logprobs="sampler", importance_cap=1.5, clip_high=9.0, clip_low=0.9)
+    spec = dataclasses.replace(SPEC, loss=loss)
+    # The sampler found two of its tokens half as probable as the learner: their ratio is 2.
+    logprobs = batch.thinking_logprobs.copy()
+    logprobs[0, :2] -= np.log(2.0)
+    rows = dataclasses.replace(batch, thinking_logprobs=logprobs)
+    normalizers = loss_normalizers(rows, spec=spec)
+    arguments = (WORLD.params, VALUE_HEAD, Minibatch(rows), normalizers, RULES.allowed_tokens)
+    _, metrics, _ = compiled_objective(*arguments, spec=spec)
+    clipped_tokens = float(metrics["policy/clipped_share"] * normalizers.count)
+    assert clipped_tokens == pytest.approx(2.0, abs=1e-4)
+
+
+def test_empty_rows_have_no_part_in_the_value_loss(batch):
+    """They pad micro-batches. A new head predicts 0 for them, which is also their target."""
+    value_head = jax.tree.map(lambda x: x + 0.1, VALUE_HEAD)
+    normalizers = loss_normalizers(batch, spec=SPEC)
+
+    @jax.jit
+    def loss(rows):
+        question = jnp.ones((len(rows.cuts), 16))
+        terms = (WORLD.params, value_head, question, rows, normalizers)
+        return value_terms(*terms, spec=SPEC)[0]
+
+    padded = filled_rows(batch, np.arange(ROWS), ROWS + 2)
+    assert not padded.real[ROWS:].any()
+    assert float(loss(padded)) == pytest.approx(float(loss(batch)), rel=1e-6)
 
 
 def test_recomputed_old_scores_give_the_on_policy_gradient(batch):

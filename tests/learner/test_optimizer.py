@@ -66,3 +66,15 @@ def test_matrices_decay_and_norms_and_gates_do_not():
     np.testing.assert_allclose(updates["budget"]["w2"], -0.5)
     np.testing.assert_array_equal(updates["layers"]["mlp_norm"], 0.0)
     np.testing.assert_array_equal(updates["budget"]["gate"], 0.0)
+
+
+def test_gradients_of_the_value_head_are_clipped():
+    """The second step of Adam, after gradients 100, which is clipped to 1, and .1."""
+    tx = value_optimizer(ValueConfig(learning_rate=1.0), OptimizerConfig(), 1)
+    head = {"bias": jnp.zeros(1)}
+    state = tx.init(head)
+    for gradient in (100.0, 0.1):
+        updates, state = tx.update({"bias": jnp.array([gradient])}, state, head)
+    mean = (0.9 * 0.1 * 1 + 0.1 * 0.1) / (1 - 0.9**2)
+    square = (0.999 * 0.001 * 1 + 0.001 * 0.01) / (1 - 0.999**2)
+    np.testing.assert_allclose(updates["bias"], [-mean / square**0.5], rtol=1e-4)

@@ -1,8 +1,81 @@
-"""Scores outside of updates: several devices compute those of one, and exchange weights only."""
+"""Scores outside of updates: each is at its token, and several devices compute those of one."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from bacr_jax.learner.scoring import response_logprobs, thinking_energies
+from bacr_jax.model import budget, qwen2
+from bacr_jax.types import Trunks
 from devices_world import run_on_devices
+from learner_world import RULES, SPEC, WORLD
+
+
+@pytest.fixture(scope="module")
+def trunks():
+    """Two traces with prompts of 2 and 3 tokens, and with 3 and 1 sampled tokens."""
+    of_rows = lambda *values: np.array(values, np.int32)
+    return Trunks(
+        tokens=np.random.default_rng(0).integers(6, 16, (2, 6)).astype(np.int32),
+        prompt_lengths=of_rows(2, 3),
+        sampled=of_rows(3, 1),
+        thinking=of_rows(3, 1),
+        close=of_rows(0, 0),
+        budgets=of_rows(8, 4),
+        logprobs=np.zeros((2, 3), np.float32),
+    )
+
+
+@pytest.fixture(scope="module")
+def distributions(trunks):
+    """The distribution of the token after each position, from the model itself."""
+
+    @jax.jit
+    def probabilities(params):
+        budgets = jnp.asarray(trunks.budgets)
+        phi = budget.embed(
+            params["budget"], budgets, conditioning=WORLD.conditioning, b_max=SPEC.b_max
+        )
+        conditioned = budget.Conditioned(phi, params["budget"]["gate"], settings=WORLD.conditioning)
+        hidden = qwen2.forward(
+            params, jnp.asarray(trunks.tokens), config=WORLD.shape, conditioned=conditioned
+        )
+        logits = jnp.where(RULES.allowed_tokens, qwen2.logits(params, hidden), -1e30)
+        return jax.nn.softmax(logits)
+
+    return np.asarray(probabilities(WORLD.params), np.float64)
+
+
+def sampled_positions(trunks):
+    """Yields (row, index among the sampled tokens, position) of every sampled token."""
+    for row, count in enumerate(trunks.sampled):
+        for index in range(count):
+            yield row, index, trunks.prompt_lengths[row] + index
+
+
+def test_energies_are_those_of_the_thinking_tokens(trunks, distributions):
+    """The squared norm of softmax minus one-hot: 1 - 2 p(token) + the sum of p^2."""
+    want = np.zeros((2, 3))
+    for row, index, position in sampled_positions(trunks):
+        p = distributions[row, position - 1]
+        want[row, index] = 1 - 2 * p[trunks.tokens[row, position]] + (p**2).sum()
+    energies = thinking_energies(WORLD.params, trunks, RULES.allowed_tokens, spec=SPEC)
+    np.testing.assert_allclose(energies, want, atol=1e-5)
+
+
+def test_logprobs_of_a_response_are_at_its_tokens(trunks, distributions):
+    want = np.zeros((2, 6))
+    for row, _, position in sampled_positions(trunks):
+        token = trunks.tokens[row, position]
+        want[row, position] = np.log(distributions[row, position - 1, token])
+    lengths = trunks.prompt_lengths + trunks.sampled
+    inputs = (trunks.tokens, trunks.prompt_lengths, lengths, trunks.budgets)
+    logprobs = response_logprobs(
+        WORLD.params, *map(jnp.asarray, inputs), RULES.allowed_tokens, spec=SPEC
+    )
+    np.testing.assert_allclose(logprobs, want, atol=1e-4)
+
 
 PROGRAM = """
 import dataclasses, re

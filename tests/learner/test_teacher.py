@@ -12,8 +12,9 @@ from bacr_jax.config import LossConfig
 from bacr_jax.learner.batch import make_batch
 from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective
 from bacr_jax.learner.teacher import Teacher
+from bacr_jax.learner.train_step import score_batch
 from enumerable_world import ALLOWED, BUDGET, draws, list_traces, rollouts
-from learner_world import SPEC, WORLD, close
+from learner_world import RULES, SPEC, WORLD, close, make_batch_by_hand
 
 LARGEST = 9
 DISTILL = dataclasses.replace(
@@ -91,3 +92,16 @@ def test_another_policy_is_the_teacher():
     want = divergence_gradient(WORLD.params, teacher_logprobs)
     assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want)) > 1e-4
     close(found, want, 2e-6)
+
+
+def test_a_teacher_scores_under_its_own_budget():
+    batch = make_batch_by_hand()
+
+    def score(rows):
+        return score_batch(WORLD.params, rows, RULES.allowed_tokens, spec=SPEC)
+
+    teacher_scores = Teacher(SPEC, 12).scores(WORLD.params, batch, RULES.allowed_tokens, 1)
+    want = score(dataclasses.replace(batch, budgets=np.full(len(batch.budgets), 12, np.int32)))
+    close(teacher_scores, want, atol=1e-5)
+    gap = np.abs(teacher_scores.thinking - score(batch).thinking)
+    assert gap[batch.thinking_mask].max() > 1e-3

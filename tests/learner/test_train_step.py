@@ -9,12 +9,13 @@ import numpy as np
 import optax
 import pytest
 
-from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
+from bacr_jax.config import ConditioningConfig, LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner import train_step as steps
 from bacr_jax.learner.objective import Minibatch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import Gradients, score_batch, train_step
 from bacr_jax.model import value
+from bacr_jax.types import Prompts
 from learner_world import (
     RULES,
     SGD,
@@ -25,6 +26,7 @@ from learner_world import (
     make_batch_by_hand,
     state_of,
 )
+from rollout_world import make_prompts
 
 PLAIN = {"spec": SPEC, "policy_tx": SGD, "head_tx": SGD}
 
@@ -145,19 +147,46 @@ def test_an_adam_step_needs_one_copy_of_the_gradients_and_no_second_state():
     assert temporaries_of_adam(LARGE) < 1.05
 
 
-def test_extra_steps_fit_the_value_head(batch):
+# Shape [Q, G, D] of the value head's input features.
+FEATURES_SHAPE = (4, 2, VALUE_HEAD["hidden"]["kernel"].shape[0])
+
+
+def fitted_head(features, targets, num_steps):
     tx = value_optimizer(ValueConfig(), OptimizerConfig(), 1)
-    features = jax.random.normal(jax.random.key(0), (4, 2, VALUE_HEAD["hidden"]["kernel"].shape[0]))
-    error = lambda head: float(((value.values(head, features) - batch.value_targets) ** 2).mean())
     fitted, _ = steps.fit_value(
-        VALUE_HEAD,
-        tx.init(VALUE_HEAD),
-        features,
-        batch.value_targets,
-        head_tx=tx,
-        num_steps=200,
+        VALUE_HEAD, tx.init(VALUE_HEAD), features, targets, head_tx=tx, num_steps=num_steps
     )
+    return fitted
+
+
+def test_extra_steps_fit_the_value_head(batch):
+    features = jax.random.normal(jax.random.key(0), FEATURES_SHAPE)
+    error = lambda head: float(((value.values(head, features) - batch.value_targets) ** 2).mean())
+    fitted = fitted_head(features, batch.value_targets, num_steps=200)
     assert error(fitted) < 0.2 * error(VALUE_HEAD)
+
+
+def test_extra_steps_with_features_that_are_not_finite_are_skipped(batch):
+    features = jnp.ones(FEATURES_SHAPE).at[0, 0, 0].set(jnp.nan)
+    fitted = fitted_head(features, batch.value_targets, num_steps=2)
+    jax.tree.map(np.testing.assert_array_equal, fitted, VALUE_HEAD)
+
+
+def test_values_read_the_question_without_the_budget_if_prompts_are_not_conditioned():
+    """The first 16 features are of the question. The same question has the budgets 1 and 12."""
+    one = make_prompts([4], 5)
+    prompts = Prompts(*(np.repeat(x, 2, axis=0) for x in jax.tree.leaves(one)))
+
+    def of_question(positions):
+        spec = dataclasses.replace(SPEC, conditioning=ConditioningConfig(positions=positions))
+        arguments = (WORLD.params, VALUE_HEAD, prompts, jnp.array([1, 12]), jnp.ones((2, 2), int))
+        _, features = steps.question_values(*arguments, spec=spec)
+        return np.asarray(features[:, :, :16])
+
+    features = of_question("response")
+    np.testing.assert_array_equal(features[0], features[1])
+    features = of_question("all")
+    assert np.abs(features[0] - features[1]).max() > 1e-3
 
 
 def test_a_head_told_the_cut_learns_each_cuts_pass_rate():

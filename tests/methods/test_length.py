@@ -156,15 +156,27 @@ def test_a_truncated_response_is_no_success_for_the_gated_penalty(tmp_path):
     np.testing.assert_array_equal(rewards[..., 0], [[1.0, 1.0]])
 
 
-def test_gfpo_gives_nothing_to_responses_that_are_not_kept(tmp_path):
-    config = load(tmp_path, "gfpo", "rollout.questions=1", "length.keep_fraction=0.5")
+def gfpo_advantages(tmp_path, keep_fraction):
+    """Advantages of four responses of 9, 2, 3 and 8 tokens, of which the second is wrong."""
+    fraction = f"length.keep_fraction={keep_fraction}"
+    config = load(tmp_path, "gfpo", "rollout.questions=1", fraction)
     batch = dataclasses.replace(
         group_batch(config, outcomes=np.array([[[1.0], [0.0], [1.0], [1.0]]])),
         lengths=jnp.array([[9, 2, 3, 8]]),
     )
     method = load_method(resolve(config).method)
-    found = method.advantages(None, batch, method.rewards(None, batch), None)
+    return method.advantages(None, batch, method.rewards(None, batch), None)
+
+
+def test_gfpo_gives_nothing_to_responses_that_are_not_kept(tmp_path):
+    credit = gfpo_advantages(tmp_path, 0.5)
+    # The kept rewards are 0 and 1, with mean 1/2 and sample deviation sqrt(1/2).
     size = 0.5**0.5
-    np.testing.assert_allclose(found.thinking[0, :, 0], [0.0, -size, size, 0.0], atol=1e-4)
-    np.testing.assert_array_equal(found.keep, [[False, True, True, False]])
-    np.testing.assert_allclose(found.baseline[..., 0], 0.5)
+    np.testing.assert_allclose(credit.thinking[0, :, 0], [0.0, -size, size, 0.0], atol=1e-4)
+    np.testing.assert_array_equal(credit.keep, [[False, True, True, False]])
+    np.testing.assert_allclose(credit.baseline[..., 0], 0.5)
+
+
+def test_gfpo_keeps_two_responses_at_least(tmp_path):
+    credit = gfpo_advantages(tmp_path, 0.1)
+    np.testing.assert_array_equal(credit.keep, [[False, True, True, False]])

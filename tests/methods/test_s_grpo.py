@@ -69,6 +69,22 @@ class TestMethod:
         np.testing.assert_allclose(credit.baseline, [[[0.5] * 3, [0.75] * 3]], rtol=1e-6)
         assert float(method.metrics(None, batch)["s_grpo/exits"]) == 2.5
 
+    def test_an_exit_at_the_end_of_the_thinking_has_the_closing_tag(self, tmp_path):
+        """Six tokens of thinking and a tag: the exits keep 3 and 7 tokens, and answers have two."""
+        sizes = ("rollout.questions=1", "rollout.group_size=1", "cuts.count=3")
+        config = load(tmp_path, "s_grpo", *sizes)
+        method = load_method(resolve(config).method)
+        batch = dataclasses.replace(
+            group_batch(config, outcomes=np.array([[[0, 1, 1]]], float)),
+            cuts=jnp.array([[[3, 6, 12]]]),
+            thinking=jnp.array([[6]]),
+            sampled=jnp.array([[7]]),
+        )
+        credit = method.advantages(None, batch, method.rewards(None, batch), None)
+        first, last = -0.5 / (3 + 2) / 2, 0.5 / (7 + 2) / 2
+        np.testing.assert_allclose(credit.answers, [[[first, last, 0.0]]], rtol=1e-6)
+        np.testing.assert_allclose(credit.thinking, [[[first + last, last, last]]], rtol=1e-6)
+
     def test_a_single_exit_is_refused(self, tmp_path):
         config = load(tmp_path, "s_grpo")
         config = dataclasses.replace(config, cuts=dataclasses.replace(config.cuts, count=1))

@@ -139,7 +139,7 @@ def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_
     np.testing.assert_array_equal(limits[:3], [np.inf, 5, 9])
     batch = group_batch(
         config,
-        questions=np.array([0, 1]),
+        questions=np.array([1, 0]),
         outcomes=np.ones((2, 2, 1)),
         extra={"declared": np.full((2, 2), 8), "declaration": np.full((2, 2), 2)},
         fraction=1.0,
@@ -152,8 +152,24 @@ def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_
     )
     rewards = method.rewards(limits, batch)[..., 0]
     # Length 8 = declared 8: half way down the cosine from (1 - .1) 8 to (1 + .1) 8. The second
-    # trace never ended; the second question's first response took 5 tokens, so 8 is too much.
-    np.testing.assert_allclose(rewards, [[0.75, -1.0], [0.35, 0.35]], atol=1e-4)
+    # trace never ended. The first response to question 1 took 5 tokens, so 8 is too much, which
+    # costs .4. Question 0 has no limit.
+    np.testing.assert_allclose(rewards, [[0.35, -1.0], [0.75, 0.75]], atol=1e-4)
+
+
+@pytest.mark.parametrize(("fraction", "reward"), [(0.0, 0.7174), (1.0, 0.5)])
+def test_the_tolerance_follows_the_completed_fraction_of_training(tmp_path, fraction, reward):
+    """12 tokens of a declared 8: within 6 x 8, at 52 / 96 of the cosine from -40; not within .8."""
+    config = load(tmp_path, "selfbudgeter", "rollout.group_size=2", "rollout.questions=1")
+    method = load_method(resolve(config).method)
+    extra = {"declared": np.full((1, 2), 8), "declaration": np.full((1, 2), 2)}
+    batch = dataclasses.replace(
+        group_batch(config, outcomes=np.ones((1, 2, 1)), extra=extra, fraction=fraction),
+        lengths=jnp.array([[14, 14]]),
+        closed_by_tag=jnp.ones((1, 2), bool),
+    )
+    rewards = method.rewards(method.init_state(64), batch)[..., 0]
+    np.testing.assert_allclose(rewards, [[reward, reward]], atol=5e-5)
 
 
 @pytest.mark.slow

@@ -47,3 +47,20 @@ def test_phi_starts_at_zero_with_one_embedding_or_one_a_layer(sharing):
     phi = budget.embed(params, jnp.array([8, 64]), conditioning=conditioning, b_max=64)
     assert phi.shape == ((2, 4) if sharing == "shared" else (3, 2, 4))
     assert not phi.any() and params["gate"].shape == (3, 4) and params["w1"].any()
+
+
+def test_frequencies_by_hand():
+    """Width 4: the frequencies are 10000^0 = 1 and 10000^(-2/4) = 1/100."""
+    found = budget.sinusoids(jnp.array([3]), width=4)
+    want = [[np.sin(3), np.sin(0.03), np.cos(3), np.cos(0.03)]]
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+def test_a_normed_gate_with_a_bias_by_hand():
+    """h = (1, 7) has the root mean square 5; w . h / 5 - 1 = (.5 + 3.5) / 5 - 1 = -.2."""
+    settings = ConditioningConfig(gate="sigmoid_normed", gate_bias=-1.0)
+    gate, phi = jnp.array([0.5, 0.5]), jnp.array([[10.0, 20.0]])
+    conditioned = budget.Conditioned(phi, gate, settings=settings)
+    hidden = budget.add_gated(jnp.array([[[1.0, 7.0]]]), conditioned)
+    opened = 1 / (1 + np.exp(0.2))
+    np.testing.assert_allclose(hidden[0, 0], [1 + 10 * opened, 7 + 20 * opened], rtol=1e-5)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, NO_BUDGET
-from rollout_world import CLOSE, EOS, VOCAB, make_prompts, make_rules, no_cuts, quarters
+from rollout_world import CLOSE, EOS, LEGAL, VOCAB, make_prompts, make_rules, no_cuts, quarters
 
 BREAKS = np.isin(np.arange(VOCAB), [7, 12])
 RULES = dataclasses.replace(make_rules(), line_breaks=BREAKS)
@@ -79,3 +79,19 @@ def test_without_a_budget_the_limit_is_the_one_given_and_nothing_is_told(world):
     np.testing.assert_array_equal(none.trunks.tokens, plain.trunks.tokens)
     np.testing.assert_array_equal(none.branches.tokens, plain.branches.tokens)
     assert none.trunks.thinking.max() == 6
+
+
+def test_caches_that_grow_have_room_for_the_grace_window(world):
+    """Without end tokens and line breaks, every trace uses all of its window.
+
+    Caches have 10 or 20 positions. Prompts and budgets fit into 10, but not with three more tokens.
+    """
+    prompts, budgets = make_prompts([3, 5, 3, 2], 5), np.array([6, 4, 6, 6])
+    allowed = LEGAL & ~BREAKS & ~np.isin(np.arange(VOCAB), [CLOSE, EOS])
+    rules = dataclasses.replace(RULES, allowed_tokens=allowed)
+    options = {"rules": rules, "cuts": no_cuts(4)}
+    growing = world.roll(prompts, budgets, spec=world.tight(grace=3), **options).trunks
+    whole = world.roll(prompts, budgets, spec=world.spec(grace=3), **options).trunks
+    np.testing.assert_array_equal(growing.thinking, budgets + 3)
+    np.testing.assert_array_equal(growing.tokens, whole.tokens)
+    np.testing.assert_allclose(growing.logprobs, whole.logprobs, atol=1e-5)

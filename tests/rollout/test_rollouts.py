@@ -133,6 +133,58 @@ def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
     assert many.counters["tokens"] == many.trunks.sampled.sum() + many.branches.sampled.sum()
 
 
+@pytest.fixture(scope="module")
+def flat(world):
+    """A policy for which all tokens are equally probable, so that equal keys draw equal tokens."""
+    return dataclasses.replace(world.decode, head=0 * world.decode.head)
+
+
+def first_answer_tokens(branches, cut):
+    rows = np.arange(len(branches.tokens))
+    return branches.tokens[rows, cut, branches.forced[:, cut]]
+
+
+def test_an_answer_does_not_repeat_the_draws_of_the_thinking(world, flat):
+    prompts, cuts = make_prompts([3] * 64, 5), np.full((64, 1), 4)
+    result = world.roll(prompts, [4] * 64, params=flat, cuts=cuts)
+    first = result.trunks.tokens[:, 3]
+    # One of 14 tokens by chance: 64 / 14 = 4.6 of the traces.
+    assert (first == first_answer_tokens(result.branches, 0)).sum() < 16
+
+
+def test_an_answer_does_not_repeat_the_draws_of_cuts_that_were_answered_earlier(world, flat):
+    prompts, cuts = make_prompts([3] * 64, 5), np.tile([1, 2], (64, 1))
+    spec = world.spec(max_parallel_cuts=1)
+    branches = world.roll(prompts, [4] * 64, params=flat, cuts=cuts, spec=spec).branches
+    # Traces that end before both cuts share an answer. About 64 x (12 / 14)^2 = 47 do not.
+    is_distinct = branches.source[:, 1] == 1
+    same = first_answer_tokens(branches, 0) == first_answer_tokens(branches, 1)
+    assert is_distinct.sum() > 30 and same[is_distinct].sum() < 12
+
+
+def test_answers_have_the_temperature_of_their_own_stream(world):
+    prompts, budgets = make_prompts([3, 1, 5, 2], 5), [8] * 4
+    options = {"key": jax.vmap(jax.random.key)(np.arange(2)), "streams": np.array([0, 1, 0, 1])}
+    greedy, mixed = (
+        world.roll(prompts, budgets, sampling=sampling_params(temperatures), **options).branches
+        for temperatures in ([0.0, 0.0], [0.0, 50.0])
+    )
+    same = (mixed.tokens == greedy.tokens).all((1, 2))
+    np.testing.assert_array_equal(same, [True, False, True, False])
+
+
+def test_a_slot_forgets_the_closing_tag_of_the_row_before(world):
+    """Only token 6 and the tag are allowed, so that about half of the rows end with the tag."""
+    rules = make_rules(allowed_tokens=np.isin(np.arange(16), [6, CLOSE]))
+    prompts, budgets = make_prompts([3, 1, 5, 2] * 4, 5), [6] * 16
+    options = {"rules": rules, "cuts": no_cuts(16), "temperature": 100.0}
+    apart = world.roll(prompts, budgets, **options).trunks
+    refilled = world.roll(prompts, budgets, spec=world.tight(), **options).trunks
+    assert (apart.close == CLOSED_BY_TAG).sum() > 4 and apart.thinking.max() > 1
+    for name in ("tokens", "thinking", "close"):
+        np.testing.assert_array_equal(getattr(refilled, name), getattr(apart, name))
+
+
 @pytest.mark.parametrize("answers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_row_is_the_same_in_any_company(world, answers):
     """Through four slots, and through two whose caches grow, shrink and are refilled."""
@@ -307,6 +359,18 @@ def test_an_answer_that_serves_several_cuts_is_counted_once():
     branches = Branches.empty(4, 3, width=4, sampled=2)
     branches = dataclasses.replace(branches, sampled=np.full((4, 3), 2), source=source)
     assert sampled_counters(trunks, branches)["tokens"] == 6 + 4 * 4
+
+
+def test_the_excess_of_a_trace_is_its_thinking_beyond_its_budget():
+    of_rows = lambda *values: np.array(values, np.int32)
+    trunks = dataclasses.replace(
+        Trunks.empty(4, width=12, sampled=9),
+        thinking=of_rows(3, 9, 5, 4),
+        budgets=of_rows(4, 6, 5, 9),
+    )
+    counters = sampled_counters(trunks, Branches.empty(4, 1, width=2, sampled=1))
+    # 0, 3, 0 and 0 tokens.
+    assert (counters["excess_mean"], counters["thinking_mean"]) == (0.75, 5.25)
 
 
 @pytest.mark.slow  # test_train.py listens to a whole run

@@ -132,3 +132,16 @@ def test_keys_depend_on_row_position_and_origin_alone():
     np.testing.assert_array_equal(base[1], data([2], [5], 0)[0])
     for other in (data([1], [6], 0), data([3], [5], 0), data([1], [5], 1)):
         assert (base[0] != other[0]).any()
+
+
+def test_a_stream_has_the_keys_of_its_own_key_at_every_origin():
+    keys = jax.vmap(jax.random.key)(np.arange(3))
+
+    def data(key, stream, origin):
+        ids = sampling.RowIds(jnp.array([7]), jnp.array([stream]))
+        return np.asarray(jax.random.key_data(row_keys(key, ids, jnp.array([5]), origin)))
+
+    for stream in range(3):
+        for origin in (0, 1, 2):
+            np.testing.assert_array_equal(data(keys, stream, origin), data(keys[stream], 0, origin))
+    assert (data(keys, 1, 0) != data(keys, 1, 1)).any()

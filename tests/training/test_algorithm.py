@@ -54,6 +54,9 @@ def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_pa
         kept = metrics["rollout/tokens"] - metrics["sampling/dropped_tokens"]
         assert kept == rollout.trunks.sampled.sum() + rollout.branches.sampled.sum()
     assert state.generated_tokens == sum(m["rollout/tokens"] for m, _, _ in history)
+    # Half of the answers to a mixed question are correct here, but pass rates are measured on all
+    # questions of the first round.
+    assert (np.asarray(state.curriculum.ema_rate) != 0.5).any()
 
 
 REWARDS = """

@@ -79,6 +79,15 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
     assert asked[0][0].tokens.shape[1] == prompts.tokens.shape[1] == (17 if words else 13)
 
 
+def test_budgets_that_do_not_truncate_leave_the_largest_as_the_limit(tmp_path, tokenizer, asked):
+    run, state = run_of(load(tmp_path, "l1_max"), tokenizer)
+    with pytest.raises(Stopped):
+        algorithm.sample_round(run, state, 0, 0, state.stream, algorithm.Clock(), None)
+    ((_, rows, _),) = asked
+    assert len(set(rows.budgets.tolist())) > 1
+    np.testing.assert_array_equal(rows.limits, np.full(16, 12))
+
+
 def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
     run, state = run_of(load(tmp_path, "bacr-full", *WORDS), tokenizer)
     asks, _ = warmup.styled_prompts(run.task_data.train, "steps", 5, run.config.budget.max)

@@ -60,3 +60,14 @@ def test_budgets_within_a_factor_of_two_share_their_numbers(tmp_path):
         *_, credit, state = credit_of(config)
         found.append(jax.tree.leaves((credit, state)))
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize(("largest", "count"), [(8, 1), (9, 2), (12, 2), (16, 2), (17, 3)])
+def test_the_last_number_may_cover_less_than_a_doubling(tmp_path, largest, count):
+    """The smallest budget is 4."""
+    keys = ["budget.prior=uniform", "advantage.score_by_budget=true", "curriculum.mu0=8"]
+    keys += [f"budget.max={largest}", f"eval.budgets=[{largest}]"]
+    config = load(tmp_path, "bacr-full", *RUNNING, *keys)
+    assert config.budget.min == 4
+    state = load_method(resolve(config).method).init_state(1)
+    assert state["reward_mean"].shape == (count,)
