@@ -129,8 +129,10 @@ def test_two_iterations_by_a_server_that_gets_each_update(served_run):
         state, done = iterate(run, state, step)
         assert abs(done.metrics["mismatch/k1"]) < 1e-5
         assert done.metrics["rollout/thinking_max"] <= 12
-    (server,) = run.sample.servers
-    assert server.loaded == ["0", "1"]
+    fleet = run.sample
+    (server,) = fleet.servers
+    # The name of the fleet differs in each run, so that another run's weights are noticed.
+    assert server.loaded == [f"{fleet.name}-0", f"{fleet.name}-1"]
 
 
 @pytest.mark.parametrize(("rounded", "bound"), [("null", 1e-3), ("bfloat16", 0.1)])
