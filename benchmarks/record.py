@@ -5,8 +5,9 @@ docs/make_performance.py writes the tables of docs/performance.md from benchmark
 This module does not measure anything. Standard library only.
 
 A file contains the benchmark's name and settings, the date, the commit, the machine with its kernel
-and NVIDIA driver, the versions of the packages, and for each measurement its values with their
-median and quartiles. A ratio names two measurements; its value is the ratio of their medians.
+and NVIDIA driver, the versions of the packages, and XLA_FLAGS if it is set. For each measurement it
+contains the values with their median and quartiles. A ratio names two measurements; its value is
+the ratio of their medians.
 """
 
 import argparse
@@ -107,12 +108,14 @@ def write(
     for name, (over, under) in (ratios or {}).items():
         value = measurements[over]["median"] / measurements[under]["median"]
         fractions[name] = {"over": over, "under": under, "value": round(value, 4)}
+    flags = os.environ.get("XLA_FLAGS", "").split()
     content = {
         "benchmark": Path(sys.argv[0]).stem,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         **commit(),
         "machine": machine(),
         "versions": versions(),
+        **({"xla_flags": flags} if flags else {}),
         "settings": settings(arguments),
         "measurements": dict(measurements),
         "ratios": fractions,

@@ -1,11 +1,10 @@
 """Measures the throughput of rollouts, compared with transformers and with simpler schedulers.
 
-    python benchmarks/rollout.py [--rounds 5] [--record FILE]  CPU, one thread on each side
-    python benchmarks/rollout.py --model FOLDER               CPU, only (a), on these weights
-    python benchmarks/rollout.py --preset qwen2.5-1.5b        GPU, bfloat16, random weights
+    python benchmarks/rollout.py [--rounds 5] [--record FILE]
+    python benchmarks/rollout.py --model FOLDER                only (a), on these weights
 
-On a CPU, three comparisons run on the same weights. Both sides are warmed up, and the results are
-medians over the rounds:
+Three comparisons run on a CPU with one thread, on the same weights. Both sides are warmed up, and
+the results are medians over the rounds (decoding.py measures a GPU):
 
 (a) Sampling a fixed number of tokens, compared with `generate` of transformers with its default
     cache and with its static cache (needs torch, the `parity` extra).
@@ -15,12 +14,8 @@ medians over the rounds:
 (c) Answers at M cuts that share the KV cache of their trunk, compared with prefilling each prefix
     again.
 
-On a GPU, the time of a decoding step is compared with its minimum memory traffic: all weights and
-the filled part of the KV cache, read once per step, at the measured bandwidth of a copy on the same
-device.
-
 The last line is one JSON object: vs_hf_best, occupancy, refill_vs_static, branches_vs_reprefill,
-tokens_per_s (CPU), or tokens_per_s, step_ms, roofline_share, copy_gb_per_s (GPU).
+tokens_per_s.
 """
 
 import argparse
@@ -48,10 +43,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="Hugging Face folder, for (a) alone")
     parser.add_argument(
         "--products", help="16-bit type of our weight products, and of all that transformers does"
-    )
-    parser.add_argument("--preset", help="a real shape of random weights, on a GPU")
-    parser.add_argument(
-        "--attention", choices=("cudnn", "xla"), default="cudnn", help="of decoding, on a GPU"
     )
     parser.add_argument("--without-transformers", action="store_true", help="skip (a)")
     record.add_option(parser)
@@ -342,113 +333,8 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     return result, record.seconds(times, "answers"), ratios
 
 
-def on_gpu(arguments):
-    """Measures the fraction of the memory roofline that a decoding step reaches."""
-    import jax
-    import jax.numpy as jnp
-
-    from bacr_jax.model import kv_cache, qwen2
-    from bacr_jax.model.sizes import preset
-
-    shape = preset(arguments.preset)
-
-    def random_params(key):
-        params = qwen2.init(key, shape)
-        return kv_cache.decode_params(params, dtype=jnp.bfloat16, conditioned=False)
-
-    world = World(shape, jax.jit(random_params)(jax.random.key(0)), jnp.bfloat16)
-    weights = sum(x.nbytes for x in jax.tree.leaves(world.params))
-    copies = copy_bandwidth()
-    bandwidth = statistics.median(copies)
-    steps, length, broken = decode_seconds(arguments, world)
-    step = statistics.median(steps)
-    measurements = record.seconds({"decoding step": steps})
-    rates = [rate / 1e9 for rate in copies]
-    measurements["bare copy"] = record.measurement(rates, "GB/s", "higher")
-    record.write(arguments, measurements)
-    rows = arguments.rows
-    entries = 2 * shape.num_layers * rows * shape.num_kv_heads * length * shape.head_dim
-    caches = entries * jnp.dtype(jnp.bfloat16).itemsize
-    bound = (weights + caches) / bandwidth
-    print(
-        f"{arguments.preset}, {rows} rows, {length} keys each: step {step * 1e3:.2f} ms, "
-        f"weights {weights / 1e9:.2f} GB, caches {caches / 1e9:.2f} GB, bound {bound * 1e3:.2f} ms"
-    )
-    return {
-        "preset": arguments.preset,
-        "device": jax.devices()[0].device_kind,
-        "tokens_per_s": round(rows / step),
-        "step_ms": round(step * 1e3, 3),
-        "roofline_share": round(bound / step, 3),
-        "copy_gb_per_s": round(bandwidth / 1e9),
-        "rows": rows,
-        "keys": length,
-        "attention": arguments.attention,
-        "finite": not bool(broken),
-    }
-
-
-def copy_bandwidth():
-    """Measures the memory bandwidth of a copy, in bytes read and written per second, 9 times."""
-    import jax
-    import jax.numpy as jnp
-
-    from bacr_doctor.rates import copy_array
-
-    block = jnp.ones(2**30, jnp.bfloat16)
-
-    def copies():
-        # Waits once for 64 copies, because a wait takes a noticeable part of the time of one copy.
-        copied = block
-        for _ in range(64):
-            copied = copy_array(copied)
-        jax.block_until_ready(copied)
-
-    seconds = time_jobs({"64 copies": copies}, 9)["64 copies"]
-    return [64 * 2 * block.nbytes / value for value in seconds]
-
-
-def decode_seconds(arguments, world):
-    """Measures the seconds of decoding steps with all slots in use.
-
-    Also returns the number of keys per row halfway through the timed steps, and whether any row had
-    non-finite logits.
-    """
-    import numpy as np
-
-    from bacr_jax.rollout import RolloutRequest
-
-    rows, steps = arguments.rows, 16
-    spec = world.spec(
-        max_thinking=arguments.new,
-        answer_tokens=1,
-        slots=rows,
-        windows=1,
-        chunk=steps,
-        attention=arguments.attention,
-    )
-    engine = world.engine(world.prompts(rows, arguments.prompt), spec)
-    every = np.arange(rows)
-    budgets = np.full(rows, arguments.new, np.int32)
-    asked = RolloutRequest(budgets, budgets[:, None]).complete(spec)
-    engine.prefill(asked, every, every)
-    seconds = []
-    chunks = min(arguments.new // steps, arguments.rounds + 2)
-    for index in range(chunks):
-        started = time.perf_counter()
-        engine.decode()
-        _, broken, _ = engine.status()
-        if index >= 2:
-            seconds.append((time.perf_counter() - started) / steps)
-    keys = arguments.prompt + steps * (2 + chunks) // 2
-    return seconds, keys, broken.any()
-
-
 def main() -> None:
     arguments = parse()
-    if arguments.preset:
-        print(json.dumps(on_gpu(arguments)))
-        return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -328,7 +328,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
         (["mesh.data=3"], "mesh.data x mesh.fsdp x mesh.tensor: found 3 x -1 x 1"),
         (
             ["rollout.questions=3", "train.micro_batch_rows=4"],
-            "rollout.questions=3 x rollout.group_size=4 = 12 rows",
+            "rollout.questions=3 x rollout.group_size=4 = 12 traces",
         ),
     ],
 )

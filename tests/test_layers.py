@@ -32,8 +32,7 @@ LAYERS = {
     8: "report",
     9: "export",
     10: "training",
-    11: "train evaluate generate list_configs list_keys list_methods data plan study grading "
-    "doctor gguf",
+    11: "train evaluate generate list_configs list_keys list_methods",
     12: "facade",
     13: "__main__",
 }
@@ -84,15 +83,9 @@ def test_every_package_has_a_layer():
     assert {path.parent.name for path in SRC.glob("*/__init__.py")} == PACKAGE_LAYER.keys()
 
 
-# Modules that run the command of another package under the name of this one.
-COMMAND_MODULES = {"data", "doctor", "gguf", "grading", "plan", "study"}
-
-
 def test_packages_import_from_packages_below():
     wrong = []
     for path in SRC.rglob("*.py"):
-        if path.parent == ROOT and path.stem in COMMAND_MODULES:
-            continue
         layer = PACKAGE_LAYER[package_of(path)]
         for name in imports(path):
             target = name.split(".")[0]
@@ -103,7 +96,7 @@ def test_packages_import_from_packages_below():
 
 
 def test_importing_the_library_imports_neither_plan_nor_study():
-    modules = ("train", "evaluate", "generate", "export.__main__", "facade", "training.loop")
+    modules = ("train", "evaluate", "generate", "export.__main__", "facade", "training.session")
     code = f"""
 import importlib, sys
 for name in {modules}:

@@ -38,9 +38,6 @@ ELSEWHERE = {
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",
     ("evaluation/test_job.py", PART): "bacr_jax.config.engine",
     ("export/test_main.py", PART): "bacr_jax.export.from_run",
-    ("test_main.py", DOOR): "bacr_jax.data .grading .study",
-    ("doctor/test_main.py", DOOR): "bacr_jax.doctor",
-    ("gguf/test_main.py", DOOR): "bacr_jax.gguf",
     ("doctor/test_paths.py", PART): "bacr_doctor.checks bacr_doctor.reference bacr_doctor.trial",
     ("questions/test_source.py", PART): "bacr_jax.config.user_modules",
     ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",
@@ -59,7 +56,6 @@ ELSEWHERE = {
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths",
-    ("planning/test_report.py", DRAWN): "bacr_plan.report_text",
     ("study/test_results.py", DRAWN): "bacr_study.effects .figure_parts .items .tables",
     ("study/test_budget_use.py", DRAWN): "bacr_study.budget_figures .budget_tables",
 }

@@ -108,16 +108,6 @@ def test_the_gpu_compiler_is_installed_where_it_exists(system, is_needed):
     assert (marker is None or marker.evaluate({"sys_platform": system})) == is_needed
 
 
-def test_another_packages_command_keeps_its_own_hook_for_errors(tmp_path):
-    (tmp_path / "research").mkdir()
-    (tmp_path / "research/__init__.py").write_text("import bacr_jax\n")
-    run = "import sys\nprint(sys.excepthook is sys.__excepthook__)\n"
-    (tmp_path / "research/run.py").write_text(run)
-    command = [sys.executable, "-m", "research.run", "an", "argument"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("True\n", "")
-
-
 def test_the_version_is_that_of_the_installed_package():
     assert bacr_jax.__version__ == importlib.metadata.version("bacr_jax")
     with pytest.raises(AttributeError, match="no attribute 'lod'"):

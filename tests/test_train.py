@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,13 +18,12 @@ import documented_metrics
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.files import read_lines
-from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.parallel import peers, processes
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
-from bacr_jax.prompts import task_data
+from bacr_jax.prompts import fingerprints, task_data
 from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.runs.chosen_step import choose_step
-from bacr_jax.runs.folder import RunFolder, lock_if_free, steps_in, write_config
+from bacr_jax.runs.folder import lock_if_free, steps_in, write_config
 from bacr_jax.runs.restarts import GIVEN_UP, MOST_RESTARTS
 from bacr_jax.runs.saved_policy import read_config
 from bacr_jax.training import events
@@ -358,12 +356,13 @@ def test_a_signal_ends_a_call_with_a_checkpoint_and_the_command_s_own_code(
 STOPPED_SCRIPT = """
 import os, signal, sys
 import bacr_jax
+from bacr_jax.training import session
 
 def train(config, folder, poll, callbacks):
     os.kill(os.getpid(), signal.SIGTERM)
     poll()
 
-bacr_jax.train.train = train
+session.train = train
 bacr_jax.train("quickstart", ["output.dir=" + sys.argv[1]])
 """
 
@@ -388,6 +387,7 @@ UNREAD_SCRIPT = """
 import os, signal, sys
 import bacr_jax.train
 from bacr_jax.runs.progress import Progress
+from bacr_jax.training import session
 
 def train(config, folder, poll):
     sys.stdin.read()
@@ -399,7 +399,7 @@ def train(config, folder, poll):
         os.kill(os.getpid(), signal.SIGTERM)
         poll()
 
-bacr_jax.train.train = train
+session.train = train
 sys.exit(bacr_jax.train.main(["--config", "quickstart", "output.dir=" + sys.argv[1]]))
 """
 
@@ -421,7 +421,7 @@ def test_without_a_reader_training_goes_on_and_ends_with_its_own_code(tmp_path, 
 
 
 def test_a_job_that_is_killed_while_it_loads_its_inputs_is_given_up(tmp_path, monkeypatch, capsys):
-    from bacr_jax.training import loop
+    from bacr_jax.training import session
 
     class Killed(BaseException):
         pass
@@ -429,7 +429,7 @@ def test_a_job_that_is_killed_while_it_loads_its_inputs_is_given_up(tmp_path, mo
     def load(*_):
         raise Killed
 
-    monkeypatch.setattr(loop, "Trainer", load)
+    monkeypatch.setattr(session, "Trainer", load)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     command = ["--config", "quickstart", f"output.dir={tmp_path / 'run'}"]
     for count in range(MOST_RESTARTS + 1):
@@ -478,7 +478,7 @@ def test_a_job_whose_processes_never_connect_is_given_up(tmp_path, monkeypatch, 
 def test_a_new_run_of_a_restarted_job_that_is_refused_leaves_no_folder(
     tmp_path, monkeypatch, check
 ):
-    from bacr_jax.training import loop
+    from bacr_jax.training import session
 
     def refuse(*_, **options):
         raise UserError("bad data")
@@ -486,7 +486,7 @@ def test_a_new_run_of_a_restarted_job_that_is_refused_leaves_no_folder(
     module, name = {
         "platform": (processes, "check_platform"),
         "folder": (bacr_jax.train, "open_run"),
-        "trainer": (loop, "Trainer"),
+        "trainer": (session, "Trainer"),
     }[check]
     monkeypatch.setattr(module, name, refuse)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -532,7 +532,7 @@ def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, 
         except Preempted as error:
             raised.append(str(error))
 
-    monkeypatch.setattr(bacr_jax.train, "train", train)
+    monkeypatch.setattr("bacr_jax.training.session.train", train)
     handlers = [signal.getsignal(number) for number in SIGNALS]
     thread = threading.Thread(target=call)
     thread.start()
@@ -770,7 +770,8 @@ def test_a_run_that_is_asked_otherwise_does_not_go_on(
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     before = (folder / "metrics.jsonl").read_bytes()
-    monkeypatch.setattr(task_data, function, lambda *_: "another")
+    module = task_data if function == "prompts_fingerprint" else fingerprints
+    monkeypatch.setattr(module, function, lambda *_: "another")
     assert main(["--config", str(config), f"output.dir={folder}", *PLAIN]) == 2
     error = capsys.readouterr().err
     assert says in error and error.splitlines()[-1].startswith("error: ")
@@ -821,91 +822,8 @@ def test_a_finished_run_that_goes_on_is_finished_no_more_and_its_best_is_one_tha
     assert choose_step(run, "best").step == 4
 
 
-def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path, monkeypatch):
-    done = []
-    trainer = SimpleNamespace(
-        config=config_io.load(["quickstart"], ["export.every=2"]),
-        folder=SimpleNamespace(path=tmp_path, exports=tmp_path / "exports"),
-        save=lambda state, step: done.append(f"save {step}"),
-        checkpoints=SimpleNamespace(wait=lambda: done.append("wait")),
-        writes=True,
-        progress=SimpleNamespace(print_line=lambda line: None),
-        poll=lambda: done.append("poll"),
-        # Others wait in it as long as it takes: no phase that has a usual length.
-        on_phase=lambda phase, step: done.append(phase),
-    )
-
-    def export(run, out, *, step):
-        done.append(step)
-        out.mkdir(parents=True)
-
-    monkeypatch.setattr("bacr_jax.export.from_run.export", export)
-    # What a kill leaves of an export, and what somebody else put there.
-    others = (".cache", ".2", ".2.old", ".x.abcd_123", ".2.abcd_123.bak", "mine")
-    for name in (".2.abcd_123", ".40.00000000", *others):
-        (tmp_path / "exports" / name).mkdir(parents=True)
-    for step in (0, 1, 2, 2, 3):
-        bacr_jax.train.export_if_due(trainer, None, step)
-    bacr_jax.train.export_if_due(trainer, None, 3, last=True)
-    of = lambda step: [f"save {step}", "wait", "poll", "export", step]
-    assert done == [*of(2), *of(3)]
-    assert {path.name for path in (tmp_path / "exports").iterdir()} == {"2", "3", *others}
-    trainer.config = config_io.load(["quickstart"])
-    bacr_jax.train.export_if_due(trainer, None, 4, last=True)
-    assert len(done) == 10
-
-
-@pytest.mark.parametrize("step", [0, 20])
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_run_that_goes_back_sets_its_later_exports_and_evaluations_aside(tmp_path, step, writes):
-    folder, lines = RunFolder(tmp_path, None), []
-    trainer = SimpleNamespace(
-        start=lambda: (None, step),
-        writes=writes,
-        progress=SimpleNamespace(print_line=lines.append),
-    )
-
-    def listed():
-        exports = {path.name for path in folder.exports.iterdir()}
-        return exports | {path.name for path in folder.later_evaluations.iterdir()}
-
-    assert bacr_jax.train._start(trainer, folder) == (None, step)
-    for path in (folder.exports / "40", folder.evaluation_of(40, "samples-4")):
-        path.mkdir(parents=True)
-    kept = {"20", "step-000020"}
-    if step == 20:
-        for path in (folder.exports / "20", folder.evaluation_of(20)):
-            path.mkdir(parents=True)
-    before = listed()
-    for _ in range(2):
-        assert bacr_jax.train._start(trainer, folder) == (None, step)
-    if not writes:
-        assert listed() == before and lines == []
-        return
-    assert listed() == {"before-resume"} | (kept if step == 20 else set())
-    assert (folder.exports / "before-resume" / "40").is_dir()
-    assert (folder.later_evaluations / "before-resume" / "step-000040-samples-4").is_dir()
-    (line,) = lines
-    assert line.startswith(f"exports and evaluations after step {step} belong to deleted checkpo")
-    assert str(folder.exports / "before-resume") in line
-
-
 def test_the_command_ends_with_its_code_if_this_process_failed_and_others_did_not(monkeypatch):
     codes = []
     monkeypatch.setattr(peers, "exit_if_failed", codes.append)
     assert bacr_jax.train.main(["--config", "no such config"]) == 2
     assert codes == [2]
-
-
-def test_memory_that_runs_out_is_no_end_of_all_processes(monkeypatch):
-    class Watched(Exception):
-        pass
-
-    # Exceptions that all processes raise together, and what else `train` turns into a line.
-    def watched(expected):
-        assert issubclass(Preempted, expected) and not issubclass(OutOfMemory, expected)
-        raise Watched
-
-    monkeypatch.setattr(peers, "watched", watched)
-    with pytest.raises(Watched):
-        bacr_jax.train.train(config_io.load(["quickstart"]), SimpleNamespace())

@@ -13,7 +13,7 @@ import pytest
 from jaxtyping import Array, Float
 
 import bacr_jax
-from bacr_jax.types import Prompts, pytree
+from bacr_jax.types import Branches, Prompts, Trunks, pytree
 
 PACKAGE = Path(bacr_jax.__file__).parent
 
@@ -49,6 +49,28 @@ def test_prompts_are_taken_by_row_and_padded_on_the_right():
     assert rows.tokens.tolist() == [[3, 4, 5, 0, 0], [3, 4, 5, 0, 0], [1, 2, 0, 0, 0]]
     assert rows.lengths.tolist() == [3, 3, 2]
     assert (rows.question_start.tolist(), rows.question_end.tolist()) == ([1, 1, 0], [3, 3, 1])
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_token_ids_of_a_trace_are_split_at_its_lengths(array):
+    trunks = Trunks.empty(2, width=6, sampled=3)
+    trunks = dataclasses.replace(
+        trunks,
+        tokens=array([[1, 2, 3, 4, 5, 0], [1, 6, 0, 0, 0, 0]]),
+        prompt_lengths=array([2, 1]),
+        sampled=array([3, 0]),
+        thinking=array([2, 0]),
+    )
+    # The closing tag 5 is sampled, but it is not part of the thinking.
+    assert [trunks.thinking_ids(row) for row in (0, 1)] == [[3, 4, 5], []]
+    branches = dataclasses.replace(
+        Branches.empty(1, 2, width=4, sampled=2),
+        tokens=array([[[7, 8, 9, 0], [7, 0, 0, 0]]]),
+        forced=array([[2, 1]]),
+        sampled=array([[1, 0]]),
+    )
+    assert [branches.forced_ids(0, cut) for cut in (0, 1)] == [[7, 8], [7]]
+    assert [branches.answer_ids(0, cut) for cut in (0, 1)] == [[9], []]
 
 
 def run_python(*words, folder=None):

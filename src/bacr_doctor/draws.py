@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import optimize, stats
 
 from bacr_doctor import reference
-from bacr_doctor.records import Record, Subject, ok_or_broken
+from bacr_doctor.records import MOST_PROBLEMS, Record, Subject, ok_or_broken
 from bacr_doctor.trial import make_trial, run_dtype
 from bacr_jax.config import EvalConfig
 from bacr_jax.config.settings import resolve
@@ -70,8 +70,6 @@ _HIGHEST_INVERSE = 10.0
 _VOCABULARY = 1000
 # Maximum vocabulary size on a CPU.
 _LARGEST_ON_CPU = 4096
-# Maximum number of problems listed in a record.
-_MOST_PROBLEMS = 3
 
 # One value per token id, for example a logit, a probability or an expected count.
 PerToken = Float[np.ndarray, "V"]
@@ -151,7 +149,7 @@ def _record(dtype: str, samples: tuple[SampledTokens, ...], problems: list[str])
         f"smallest chi-square p {smallest_p:.2g}, "
         f"temperature off by {largest_error:.1%}"
     )
-    shown_problems = problems[:_MOST_PROBLEMS]
+    shown_problems = problems[:MOST_PROBLEMS]
     return ok_or_broken(measured, shown_problems, p_values | errors)
 
 

@@ -20,7 +20,7 @@ import optax
 
 from bacr_doctor import reference
 from bacr_doctor.children import MOST_SECONDS, Check, child_process
-from bacr_doctor.records import Record, Subject, ok_or_broken
+from bacr_doctor.records import MOST_PROBLEMS, Record, Subject, ok_or_broken
 from bacr_doctor.trial import Trial, make_long_trial, make_trial
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.train_step import TrainState, score_batch
@@ -49,8 +49,6 @@ _DIFFERENCE = 1e-5
 _MISMATCH = MISMATCH / 5
 # Maximum relative error of the loss and gradient norm when two processes share an update.
 _SHARED_ERROR = 1e-3
-# Maximum number of problems listed in a record.
-_MOST_PROBLEMS = 3
 
 
 def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -> Record:
@@ -316,7 +314,7 @@ def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Reco
     row_length = batch.trunk.shape[1]
     measured = f"{dtype}, rows up to {row_length}: slopes off by {worst:.1e} of the norm"
     values = {"worst": worst, "norm": grad_norm, "gap": gap}
-    return ok_or_broken(measured, problems[:_MOST_PROBLEMS], values)
+    return ok_or_broken(measured, problems[:MOST_PROBLEMS], values)
 
 
 def checkpoint(subject: Subject) -> Record:

@@ -27,6 +27,8 @@ Status = Literal["ok", "warn", "broken"]
 _LINE_WIDTH = 100
 _STATUS_WIDTH = 8
 _MARGIN = 28
+# Maximum number of problems listed in a record.
+MOST_PROBLEMS = 3
 
 
 @dataclass(frozen=True)

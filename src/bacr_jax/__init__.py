@@ -10,8 +10,6 @@ Importing the package imports neither JAX nor any of its submodules. They are im
 
 import importlib
 import os
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,24 +48,6 @@ _MODULES = {
 # transformers is used only for tokenizers and model folders, so its advice to install PyTorch does
 # not apply.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-
-def _interrupted_at_the_start(
-    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-) -> None:
-    """Exception hook that prints one line instead of a traceback for Ctrl-C during imports."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("error: interrupted", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-# `python -m bacr_jax.COMMAND` imports this package while `sys.argv[0]` is still "-m". The same is
-# true for `python -m` with a module of another package that imports this one. Therefore the name of
-# the started module is read from `sys.orig_argv`.
-_asked = "".join(sys.orig_argv[-len(sys.argv) :][:1]).rpartition("-m")[2]
-if sys.argv[:1] == ["-m"] and _asked.partition(".")[0] == __name__:
-    sys.excepthook = _interrupted_at_the_start
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bacr_io.command import INTERRUPTED
 from bacr_jax.config import Config, DataConfig, EvalConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import TABLES, check_ranges
@@ -553,7 +554,7 @@ def main(argv: Sequence[str] | None) -> int:
         return failure(f"{error}; use --slots {fewer} --out DIR, with a new folder")
     except KeyboardInterrupt:
         print_message("interrupted; the same command continues")
-        return 130
+        return INTERRUPTED
     return 0
 
 

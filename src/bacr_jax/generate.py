@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bacr_io.command import INTERRUPTED
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check_ranges
 from bacr_jax.config.cli import (
@@ -37,7 +38,7 @@ from bacr_jax.config.cli import (
     whole_number,
 )
 from bacr_jax.config.derived import NONE, read_budgets
-from bacr_jax.config.fields import SMALLEST_TEMPERATURE
+from bacr_jax.config.fields import LARGEST_SEED, SMALLEST_TEMPERATURE
 from bacr_jax.config.settings import MethodSettings, resolve
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -109,9 +110,9 @@ class AskOptions:
                 f"selects the most likely token; use {dash}temperature 0.6, or leave {dash}top-p "
                 "out"
             )
-        if not 0 <= self.seed < 2**32:
+        if not 0 <= self.seed <= LARGEST_SEED:
             raise UserError(
-                f"{dash}seed {self.seed} is out of range; use a number from 0 to 4294967295"
+                f"{dash}seed {self.seed} is out of range; use a number from 0 to {LARGEST_SEED}"
             )
 
 
@@ -459,9 +460,11 @@ def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
     if name == "budget":
         return dataclasses.replace(options, budgets=budgets_of(session, value, "/budget"))
     if name == "seed":
-        number = whole_number(value, most=2**32 - 1)
+        number = whole_number(value, most=LARGEST_SEED)
         if number is None:
-            raise UserError(f"/seed {value} is not a valid seed; use a number from 0 to 4294967295")
+            raise UserError(
+                f"/seed {value} is not a valid seed; use a number from 0 to {LARGEST_SEED}"
+            )
         return dataclasses.replace(options, seed=number)
     if name not in ("temperature", "top-p"):
         raise UserError(f"/{name} is not a command; enter a question, or {COMMANDS}")
@@ -565,7 +568,7 @@ def main(argv: Sequence[str] | None) -> int:
     except OutOfMemory as error:
         return failure(f"{error}; use fewer or smaller numbers in --budget")
     except (KeyboardInterrupt, Stopped):
-        return 130
+        return INTERRUPTED
     return 0
 
 

@@ -1,22 +1,20 @@
 """Implements `bacr train --config F [key.sub=value ...]`, which trains a policy.
 
 `main` is the entry point of the command line, and `run` is the entry point from Python. Both
-validate the config before they use a device, and then call `train`. `train` runs the training steps
-with `training.loop.Trainer`.
+validate the config before they use a device, open the run folder, and then call
+`training.session.train`, which runs the training steps.
 """
 
 import contextlib
 import inspect
 import os
-import re
 import shlex
-import shutil
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
@@ -44,14 +42,11 @@ from bacr_jax.runs.folder import (
 )
 from bacr_jax.runs.restarts import GIVEN_UP, give_up_reason
 from bacr_jax.training.checks import check, check_inputs, completed
-from bacr_jax.training.failures import TrainingFailed, VerifierFailed
+from bacr_jax.training.failures import TrainingFailed
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
 
-# Name of the temporary folder in which `model.hf.archive.complete_or_absent` writes the export of a
-# step. `tempfile` appends eight random characters.
-_INCOMPLETE_EXPORT = re.compile(r"\.\d+\.[a-z0-9_]{8}")
 EPILOG = (
     "Every key can be overridden: bacr train --config F seed=1 train.steps=9. `bacr keys` lists "
     "all keys, `bacr keys budget` those of a section. The same command resumes a run that was "
@@ -222,184 +217,6 @@ def _check_restarts(paths: RunPaths, warmup_dir: str | None) -> None:
         raise TrainingFailed(reason)
 
 
-def train(
-    config: Config,
-    folder: RunFolder,
-    poll: Callable[[], None] | None = None,
-    callbacks: Sequence["Callback"] = (),
-) -> "Finished":
-    """Trains a policy in an opened run folder until the last step.
-
-    Args:
-      config: config of the run.
-      folder: opened run folder.
-      poll: function that is called wherever the work can be interrupted. It raises `Preempted` to
-        stop the run, and a checkpoint is then saved. If None, the run can't be stopped in this way.
-      callbacks: functions that are called with every event of the run, such as the end of a step.
-
-    Returns:
-      The last event of the run, which contains the content of summary.json.
-    """
-    # Imported here because these modules import JAX, which --help does not need.
-    from bacr_jax.parallel.peers import watched
-    from bacr_jax.parallel.preemption import Preempted
-    from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
-    from bacr_jax.training.loop import Trainer
-
-    with watched((Preempted, TrainingFailed, VerifierFailed)) as on_phase:
-        try:
-            trainer = Trainer(config, folder, poll, on_phase)
-        except BaseException as error:
-            if folder.is_new and isinstance(error, UserError):
-                # A run that is refused leaves no files.
-                folder.restarts.unlink(missing_ok=True)
-            folder.discard()
-            raise
-        state, step = _start(trainer, folder)
-        reporter = Reporter(folder, callbacks, trainer.evaluations.records)
-        try:
-            reporter.send(Started(folder.path, trainer.method.name, step, trainer.steps))
-            trainer.evaluate(state, step, "before")
-            reporter.catch_up()
-            with trainer.training(state, step):
-                # The run may have been stopped before it evaluated or saved the step at which it
-                # resumes.
-                trainer.maintain(state, step)
-                export_if_due(trainer, state, step)
-                while not trainer.finished(state, step):
-                    state = trainer.iterate(state, step)
-                    step += 1
-                    reporter.step(step, trainer.steps, trainer.step_metrics)
-                    trainer.maintain(state, step)
-                    export_if_due(trainer, state, step)
-                    reporter.catch_up()
-            trainer.save(state, step)
-            export_if_due(trainer, state, step, last=True)
-            trainer.evaluate(state, step, "after")
-            reporter.catch_up()
-        except OutOfMemory:
-            # Several processes end without waiting for threads (`exit_if_failed`).
-            trainer.checkpoints.wait()
-            raise
-        except (Preempted, CallbackRaised) as error:
-            trainer.leave(state, step)
-            raise (error.error if isinstance(error, CallbackRaised) else error) from None
-        done = Finished(folder.path, step, frozen(trainer.finish(state, step)))
-        try:
-            # `Trainer.finish` has waited for the last checkpoint to be written.
-            reporter.catch_up()
-            reporter.send(done)
-        except CallbackRaised as raised:
-            raise raised.error from None
-        return done
-
-
-def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
-    """Exports the policy to a Hugging Face folder in exports/ every `export.every` steps.
-
-    Nothing is exported if `export.every` is None, at step 0, or if the export exists already.
-
-    Args:
-      trainer: the `Trainer` of the run, in whose run folder exports/ is located.
-      state: current training state, which is saved as a checkpoint before the export.
-      step: current step.
-      last: True at the end of the run. The last step is always exported if `export.every` is set.
-
-    Raises:
-      UserError: if the export can't be written.
-    """
-    every = trainer.config.export.every
-    out = trainer.folder.exports / str(step)
-    if every is None or step == 0 or (step % every and not last):
-        return
-    from bacr_jax.export.from_run import export
-    from bacr_jax.parallel import processes
-
-    if processes.text_from_first("exists" if out.exists() else ""):
-        return
-    trainer.save(state, step)
-    trainer.checkpoints.wait()
-    trainer.poll()
-    trainer.on_phase("export", step)
-    error_text = ""
-    if trainer.writes:
-        # Remove the incomplete exports of processes that were killed.
-        for path in trainer.folder.exports.glob(".*"):
-            if _INCOMPLETE_EXPORT.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
-        try:
-            export(trainer.folder.path, out, step=step)
-        except UserError as error:
-            error_text = str(error)
-    # The other processes wait here until process 0 has written the export. The error is broadcast,
-    # so that all processes raise it.
-    error_text = processes.text_from_first(error_text)
-    if error_text:
-        raise UserError(error_text)
-    trainer.progress.print_line(f"step {step} as a Hugging Face folder: {out}")
-
-
-def _start(trainer: Any, folder: RunFolder) -> Any:
-    """Initializes or restores the training state.
-
-    Values that --allow-change permits to differ are written to the run folder only after the run
-    was resumed successfully.
-
-    Args:
-      trainer: the `Trainer` of the run.
-      folder: opened run folder.
-
-    Returns:
-      A tuple of the training state and the step to continue from.
-    """
-    try:
-        state, step = trainer.start()
-    except UserError as error:
-        changed = folder.changed()
-        if not changed:
-            raise
-        raise UserError(
-            f"{error} (no file was changed; if the new value of {', '.join(changed)} is the "
-            "cause, leave --allow-change out)"
-        ) from None
-    folder.keep_config()
-    _set_aside_abandoned(trainer, folder, step)
-    return state, step
-
-
-def _set_aside_abandoned(trainer: Any, folder: RunFolder, step: int) -> None:
-    """Moves the exports and evaluations of later steps, whose checkpoints were deleted.
-
-    Otherwise they would be taken for results of the resumed run when it reaches these steps.
-
-    Args:
-      trainer: the `Trainer` of the run.
-      folder: opened run folder.
-      step: step from which the run continues.
-
-    Raises:
-      UserError: if a folder can't be moved. Raised in all processes.
-    """
-    from bacr_jax.evaluation.folder import evaluations_after
-    from bacr_jax.parallel import processes
-
-    error_text = ""
-    if trainer.writes:
-        try:
-            abandoned = [*folder.exports_after(step), *evaluations_after(folder.path, step)]
-            destinations = folder.set_aside(abandoned)
-            if destinations:
-                trainer.progress.print_line(
-                    f"exports and evaluations after step {step} belong to deleted checkpoints, and "
-                    f"were moved to {' and '.join(map(str, destinations))}"
-                )
-        except UserError as error:
-            error_text = str(error)
-    error_text = processes.text_from_first(error_text)
-    if error_text:
-        raise UserError(error_text)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `bacr train`. The exit codes are documented in `EPILOG`.
 
@@ -431,13 +248,16 @@ def _command(argv: Sequence[str] | None) -> int:
 
 
 def _train(config: Config, folder: RunFolder) -> int:
-    """Calls `train` and returns the exit code of the command."""
+    """Trains in an opened run folder and returns the exit code of the command."""
     silence_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     try:
         with PreemptionHandler() as interruption:
+            # Imported here because the import takes seconds, and a signal stops the run from here.
+            from bacr_jax.training.session import train
+
             train(config, folder, interruption.poll)
     except Preempted as signal:
         print_message(f"{signal}: stopped; run the same command to continue")
@@ -505,6 +325,9 @@ def run(
     make_reproducible(config.reproducible, config.output.dir)
     silence_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
+        # Imported here for the same reasons as in `_train`.
+        from bacr_jax.training.session import train
+
         return train(config, folder, poll, callbacks)
 
 

@@ -138,6 +138,13 @@ class Trunks:
     budgets: Int[Array, "B"]
     logprobs: Float[Array, "B T"]
 
+    def thinking_ids(self, row: int) -> list[int]:
+        """Returns all sampled token ids of a row: the thinking, and the tokens that ended it."""
+        start = np.asarray(self.prompt_lengths)[row]
+        end = start + np.asarray(self.sampled)[row]
+        ids: list[int] = np.asarray(self.tokens)[row, start:end].tolist()
+        return ids
+
     @classmethod
     def empty(cls, rows: int, *, width: int, sampled: int) -> "Trunks":
         """Returns zero-initialized NumPy arrays.
@@ -182,6 +189,19 @@ class Branches:
     finished: Bool[Array, "B M"]
     source: Int[Array, "B M"]
     logprobs: Float[Array, "B M T"]
+
+    def forced_ids(self, row: int, cut: int) -> list[int]:
+        """Returns the forced token ids of one branch, with which it begins."""
+        forced = np.asarray(self.forced)[row, cut]
+        ids: list[int] = np.asarray(self.tokens)[row, cut, :forced].tolist()
+        return ids
+
+    def answer_ids(self, row: int, cut: int) -> list[int]:
+        """Returns the sampled token ids of one branch, without the forced tokens."""
+        start = np.asarray(self.forced)[row, cut]
+        end = start + np.asarray(self.sampled)[row, cut]
+        ids: list[int] = np.asarray(self.tokens)[row, cut, start:end].tolist()
+        return ids
 
     @classmethod
     def empty(cls, rows: int, cuts: int, *, width: int, sampled: int) -> "Branches":

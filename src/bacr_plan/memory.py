@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout.scheduler import smallest_at_least
-from bacr_plan import costs
+from bacr_plan import costs, schedule
 from bacr_plan.costs import FP32
 from bacr_plan.workload import Workload
 
@@ -259,7 +259,7 @@ def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
     return phases
 
 
-def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
+def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float) -> Remat:
     """Returns the setting of model.remat with the least recomputation that fits into memory.
 
     Returns "full" if no other setting fits, without checking that "full" fits.
@@ -338,17 +338,14 @@ def decode_temporaries(work: Workload, layout: MeshShape) -> float:
     return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.trunk)
 
 
-def first_cache_length(work: Workload) -> int:
+def first_cache_length(work: Workload, layout: MeshShape) -> int:
     """Returns the number of positions per trace in the caches when slots get their first prompts.
 
     It is the smallest of the `rollout.windows` possible lengths that contains a prompt and the
     first chunk of thinking.
     """
-    rollout = work.config.rollout
-    needed = min(work.prompt + rollout.chunk, work.trunk)
-    parts = range(1, rollout.windows + 1)
-    # The same lengths as in `RolloutSpec.cache_lengths`.
-    lengths = [-(-work.trunk * part // rollout.windows) for part in parts]
+    needed = min(work.prompt + work.config.rollout.chunk, work.trunk)
+    lengths = schedule.rollout_spec(work, layout).cache_lengths(work.prompt)
     return smallest_at_least(lengths, needed)
 
 
@@ -358,7 +355,7 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
     The keys and values of the prompts are computed in separate caches and then copied.
     """
     rows = math.ceil(work.slots / layout.slot_shards)
-    entering = _cache_bytes(work, layout, first_cache_length(work) + work.prompt)
+    entering = _cache_bytes(work, layout, first_cache_length(work, layout) + work.prompt)
     mlp = 3 * work.model.intermediate_size / layout.decode_tensor
     return entering + rows * work.prompt * work.float_bytes * (mlp + 4 * work.model.hidden_size)
 

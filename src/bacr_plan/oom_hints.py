@@ -36,7 +36,7 @@ EXCESS = 0.1
 
 
 def smaller_choice(
-    work: Workload, layout: MeshShape, limit: float, phase: str, *, evaluating: bool = False
+    work: Workload, layout: MeshShape, limit: float, phase: str, *, evaluating: bool
 ) -> Choice | None:
     """Searches for smaller sizes, or another mesh, with which a failed run would fit.
 

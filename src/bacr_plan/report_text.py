@@ -1,5 +1,7 @@
 """Formats a plan as text for a terminal."""
 
+from collections.abc import Sequence
+
 from bacr_jax.config.settings import resolve
 from bacr_jax.config.values import shown
 from bacr_jax.methods import load_method
@@ -8,7 +10,7 @@ from bacr_plan import costs, memory, schedule, seconds
 from bacr_plan.devices import GIB, MEMORY_FRACTION, PER_HOST
 from bacr_plan.report import Plan, parts
 from bacr_plan.search import Choice
-from bacr_plan.seconds import ASSUMED
+from bacr_plan.seconds import ASSUMED, POLICY_BANDWIDTH, DeviceSplit
 
 _PHASE_NAMES = {
     "rollout": "rollout (state, decode copy, cache, temporaries)",
@@ -36,7 +38,7 @@ def as_text(plan: Plan) -> str:
         *_work_lines(plan),
         "",
         *_seconds_lines(plan),
-        *seconds.split_lines(plan.splits, together, accepts_async=plan.accepts_async),
+        *split_lines(plan.splits, together, accepts_async=plan.accepts_async),
     ]
     return "\n".join(lines)
 
@@ -259,3 +261,41 @@ def _evaluation_lines(plan: Plan) -> list[str]:
         f"One evaluation: {answers:,} answers in {len(work.evaluated)} calls (all budgets of a "
         f"set, greedy and sampled, share {work.evaluation.slots} slots), {minutes:.3g} minutes"
     ]
+
+
+def split_lines(
+    all_splits: Sequence[DeviceSplit], together: float, *, accepts_async: bool
+) -> list[str]:
+    """Describes the best splits, and compares them with a run that does not split the devices.
+
+    Args:
+      all_splits: the splits. If empty, no lines are returned.
+      together: duration of an iteration in seconds if all devices alternate between sampling and
+        learning.
+      accepts_async: True if the run accepts `rollout.async_steps=1`. Otherwise this setting is left
+        out.
+    """
+    if not all_splits:
+        return []
+    in_turn = min(all_splits, key=lambda split: split.in_turn)
+    ways = {
+        "all in turn, own decoder": together,
+        f"in turn: {_split_text(in_turn)}": in_turn.in_turn,
+    }
+    if accepts_async:
+        ahead = min(all_splits, key=lambda split: split.ahead)
+        ways[f"rollout.async_steps=1: {_split_text(ahead)}"] = ahead.ahead
+    fastest = min(ways, key=lambda way: ways[way])
+    lines = [f"  {way:52}{duration:8.0f}" for way, duration in ways.items()]
+    return [
+        "",
+        "Seconds of an iteration if servers of vLLM sample on some of the devices",
+        *lines,
+        f"  fastest: {fastest}; of each {in_turn.transfer:.0f} s to hand the policy over, at "
+        f"{POLICY_BANDWIDTH / 1e9:g} GB/s",
+    ]
+
+
+def _split_text(split: DeviceSplit) -> str:
+    """Describes a split by its numbers of devices, such as `6 learn, 2 sample`."""
+    return f"{split.learner} learn, {split.samplers} sample"

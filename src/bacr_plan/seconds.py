@@ -7,9 +7,7 @@ every prediction. docs/performance.md lists the rates measured on one GPU.
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -225,7 +223,7 @@ def _work_of_call(work: Workload, call: tuple[tuple[int, int], ...]) -> Workload
     return dataclasses.replace(
         evaluation,
         cuts=1,
-        draw=functools.partial(dataclasses.replace, lengths),
+        draw=lambda: lengths,
     )
 
 
@@ -322,41 +320,3 @@ def _sampling_seconds(work: Workload, device: Device, samplers: int, mesh: MeshC
     rollout = schedule.rollout(all_rows, layout)
     by_phase = rollout_seconds(all_rows, layout, device, rollout)
     return sum(by_phase.values())
-
-
-def split_lines(
-    all_splits: Sequence[DeviceSplit], together: float, *, accepts_async: bool
-) -> list[str]:
-    """Describes the best splits, and compares them with a run that does not split the devices.
-
-    Args:
-      all_splits: the splits. If empty, no lines are returned.
-      together: duration of an iteration in seconds if all devices alternate between sampling and
-        learning.
-      accepts_async: True if the run accepts `rollout.async_steps=1`. Otherwise this setting is left
-        out.
-    """
-    if not all_splits:
-        return []
-    in_turn = min(all_splits, key=lambda split: split.in_turn)
-    ways = {
-        "all in turn, own decoder": together,
-        f"in turn: {_split_text(in_turn)}": in_turn.in_turn,
-    }
-    if accepts_async:
-        ahead = min(all_splits, key=lambda split: split.ahead)
-        ways[f"rollout.async_steps=1: {_split_text(ahead)}"] = ahead.ahead
-    fastest = min(ways, key=lambda way: ways[way])
-    lines = [f"  {way:52}{seconds:8.0f}" for way, seconds in ways.items()]
-    return [
-        "",
-        "Seconds of an iteration if servers of vLLM sample on some of the devices",
-        *lines,
-        f"  fastest: {fastest}; of each {in_turn.transfer:.0f} s to hand the policy over, at "
-        f"{POLICY_BANDWIDTH / 1e9:g} GB/s",
-    ]
-
-
-def _split_text(split: DeviceSplit) -> str:
-    """Describes a split by its numbers of devices, such as `6 learn, 2 sample`."""
-    return f"{split.learner} learn, {split.samplers} sample"

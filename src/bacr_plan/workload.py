@@ -109,7 +109,7 @@ class Workload:
     adapters: int
     frozen_bytes: int
     moment_bytes: int
-    warmup_tokens: int = 0
+    warmup_tokens: int
 
     @property
     def branch(self) -> int:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bacr_jax.config.fields import SMALLEST_TEMPERATURE
+from bacr_jax.config.fields import LARGEST_SEED, SMALLEST_TEMPERATURE
 from bacr_serve.budget_fields import EFFORT, NUMBERS, REASONING, read_budget_fields
 from bacr_serve.errors import RequestError, invalid, short
 
-LARGEST_SEED = 2**32 - 1
 _LARGEST_TOKENS = 2**31 - 1
 _LARGEST_TEMPERATURE = 100.0
 _BUDGET_FIELDS = (*NUMBERS, EFFORT, REASONING)

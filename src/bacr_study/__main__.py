@@ -5,7 +5,6 @@ tables, figures and an HTML page.
 """
 
 import argparse
-import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
@@ -191,17 +190,13 @@ def check_inputs(study: Study, runs: Sequence[PlannedRun]) -> None:
     """
     import jax
 
-    from bacr_jax.runs.folder import run_path
     from bacr_jax.training import initialize
-    from bacr_jax.training.checks import begun_data, with_available_sets, with_local_model
+    from bacr_jax.training.checks import completed
     from bacr_study.configured import check_evaluation
 
     def check_run(config: Config) -> None:
         """Raises a `UserError` if the model or a data set of the config cannot be loaded."""
-        model = with_local_model(config.model, download=False)
-        begun = begun_data(config.output)
-        data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
-        initialize.check_inputs(resolve(dataclasses.replace(config, model=model, data=data)))
+        initialize.check_inputs(resolve(completed(config, download=False)))
 
     # Use the CPU because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from bacr_jax.config import DataConfig, ModelConfig
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.job_checks import fits_alone, positions_of_model
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.methods.published import given_by
 from bacr_jax.questions.loaders import load_questions
@@ -182,10 +183,9 @@ def _check_positions(task: Task, data: DataConfig, model: ModelConfig, grace: in
     """
     model = with_local_model(model, download=False)
     tokenizer = setup.run_tokenizer(data, model)
-    rows = setup.vocabulary_rows(model, len(tokenizer))
-    positions = setup.model_shape(model, rows).max_positions
+    positions = positions_of_model(model, tokenizer)
     largest = max(task.budgets)
-    if largest + grace >= positions:
+    if not fits_alone(largest, grace, positions):
         raise UserError(
             f"tasks.{task.id}.budgets: found {largest}, but the model has only {positions} "
             "positions for prompt, thinking and answer together; use smaller budgets"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bacr_jax.config import Config, renamed_keys
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
@@ -229,8 +229,8 @@ def settings_digest(config: Config) -> str:
     """Returns a short hash of the settings in a config that differ from the defaults.
 
     Default values are not hashed, so that adding a config key in a later version does not change
-    the digests of existing runs. For the same reason a renamed key is hashed under its earlier
-    name. Folders, and keys that only affect how a run is displayed, are not hashed either.
+    the digests of existing runs. Folders, and keys that only affect how a run is displayed, are not
+    hashed either.
     """
     defaults = config_io.flatten(Config())
     settings = config_io.identity(config_io.flatten(config))
@@ -238,7 +238,6 @@ def settings_digest(config: Config) -> str:
     settings["output.report"] = True
     settings["warmup.dir"] = None
     changed = {key: value for key, value in settings.items() if value != defaults[key]}
-    changed = dict(renamed_keys.earlier(key, value) for key, value in changed.items())
     text = json.dumps(changed, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

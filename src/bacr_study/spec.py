@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
-from bacr_jax.config.fields import SMALLEST_TEMPERATURE
+from bacr_jax.config.fields import LARGEST_SEED, SMALLEST_TEMPERATURE
 from bacr_jax.config.fields import key as setting
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
@@ -48,7 +48,7 @@ ACCOUNTING = {
 TRUNCATIONS = ("cut_every", "swap")
 # Key of the mean over all budgets, used in the same places as the key of a single budget.
 MEAN = "mean"
-SEEDS = "[0, 4294967295]"
+SEEDS = f"[0, {LARGEST_SEED}]"
 # A cell stores the number of correct samples of a problem as one base-36 digit.
 SAMPLES = "[0, 35]"
 # Ranges of the options --size and --slots of `bacr evaluate`.
@@ -442,13 +442,13 @@ def _config_path(folder: Path, written: str) -> Path:
     path = folder / written
     if path.is_file():
         return path
-    shipped_names = shipped.names()
-    by_last_part = {name.rpartition("/")[2]: name for name in reversed(shipped_names)}
-    name = written if written in shipped_names else by_last_part.get(written)
+    # Configs without a folder come first, so that a full name precedes the last part of another.
+    names = (name for name in shipped.names() if written in (name, name.rpartition("/")[2]))
+    name = next(names, None)
     if name is None:
         return path
     shipped_path = shipped.root() / f"{name}.yaml"
-    for suffix in (".yaml", ".yml"):
+    for suffix in shipped.ENDINGS:
         other = folder / f"{written}{suffix}"
         if other.is_file() and other.resolve() != shipped_path.resolve():
             raise UserError(

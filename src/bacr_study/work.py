@@ -27,6 +27,7 @@ from bacr_jax.files import read_lines, read_object, write_atomically
 from bacr_jax.methods import load_method
 from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 from bacr_jax.runs.folder import RunPaths, lock_when_free, open_run
+from bacr_jax.runs.metrics import NOT_IN_DURATION
 from bacr_jax.runs.provenance import VERSIONED, commit, processor
 from bacr_jax.runs.saved_policy import read_config
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
@@ -34,9 +35,6 @@ from bacr_study.configured import check_evaluation
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
-# Metrics named `time/...` that are not part of a step's duration: a throughput, and the time of
-# work that overlaps with other work.
-_NO_SECONDS = {"time/tokens_per_s", "time/overlap"}
 # Metrics that reveal a degenerating policy, by their names in a cell's curve.
 _HEALTH = {
     "closed_answers": "rollout/closed_answers",
@@ -322,7 +320,7 @@ def _seconds_of_step(record: Mapping[str, Any]) -> float:
     parts = [
         value
         for name, value in record.items()
-        if name.startswith("time/") and name not in _NO_SECONDS
+        if name.startswith("time/") and name not in NOT_IN_DURATION
     ]
     return sum(parts)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bacr_jax.config import io as config_io
-from bacr_jax.config.synonyms import SYNONYMS, check_options, synonym
+from bacr_jax.config.synonyms import RENAMED, SYNONYMS, check_options, synonym
 from bacr_jax.errors import UserError
 
 
@@ -26,6 +26,16 @@ def test_every_synonym_names_a_key_of_ours():
 )
 def test_only_the_last_part_of_a_name_counts(key, instead):
     assert synonym(key) == instead
+
+
+@pytest.mark.parametrize("earlier", sorted(RENAMED))
+def test_an_earlier_name_of_a_key_is_refused_with_the_current_one(tmp_path, earlier):
+    section, _, key = earlier.partition(".")
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{section}: {{{key}: 1}}\n")
+    expected = f"{re.escape(earlier)}: there is no such key; use {re.escape(RENAMED[earlier])}$"
+    with pytest.raises(UserError, match=expected):
+        config_io.load([path])
 
 
 def test_a_name_that_both_have_is_answered_with_both():

@@ -216,6 +216,7 @@ def test_the_controls_page_has_the_presets_lead(arm, label):
     [
         ("smollm2-recipe-bounded-cpu", 0, 2),
         ("smollm2-recipe-bounded-cpu", 1, 12),
+        ("smollm2-recipe-bounded-cpu", 2, 13),
         ("smollm2-recipe-cpu", 0, 2),
     ],
 )

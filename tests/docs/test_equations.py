@@ -5,7 +5,6 @@ import importlib
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,6 +13,7 @@ import hf_world
 from bacr_jax import rewards
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.config.io import schema
+from bacr_jax.types import Branches
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src/bacr_jax"
@@ -103,9 +103,8 @@ def test_the_lines_for_a_pretrained_model_run(tmp_path, monkeypatch):
     for row, row_ids in enumerate(ids):
         tokens[row, 0, : len(row_ids)] = row_ids
     sampled = np.array([[len(row_ids)] for row_ids in ids])
-    branches = SimpleNamespace(
-        tokens=tokens, forced=0 * sampled, sampled=sampled, source=0 * sampled
-    )
+    empty = Branches.empty(3, 1, width=tokens.shape[2], sampled=1)
+    branches = dataclasses.replace(empty, tokens=tokens, sampled=sampled)
     np.testing.assert_array_equal(names["grade"](None, branches), [[1], [0], [1]])
     names["task"].close()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bacr_jax.config.io import schema
-from bacr_jax.config.renamed_keys import RENAMED
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -160,15 +159,3 @@ def test_the_page_of_the_budget_input_has_a_row_for_each_value():
     rows = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
     hint = schema()["conditioning.budget_input"].hint
     assert sorted(rows) == sorted(typing.get_args(hint))
-
-
-# Pages that may contain earlier values of keys: pages about studies, because the ids of arms were
-# not renamed, and the changelog.
-REPORTS = [page for page in PAGES if "studies" in page] + ["CHANGELOG.md"]
-
-
-@pytest.mark.parametrize("page", sorted(set(PAGES) - set(REPORTS)))
-def test_no_page_writes_an_earlier_value_of_a_key(page):
-    earlier_values = {value for renamed in RENAMED.values() for value in renamed.values}
-    text = (ROOT / page).read_text()
-    assert earlier_values & set(CODE.findall(text)) == set()

@@ -114,14 +114,11 @@ def test_answers_that_were_decoded_differently_are_not_compared(changes, modes, 
         ({"temperature": 1.0, "top_p": 1.0}, {"greedy": [8]}),
         # No sampled answers are compared, because these have another budget.
         ({"temperature": 1.0}, {"greedy": [8], "sampled": [16]}),
-        # Folders of earlier versions do not record everything.
-        ({"temperature": None, "top_p": None, "answer_tokens": None}, BOTH_MODES),
         ({"seed": 3, "slots": 2, "samples": 9}, BOTH_MODES),
     ],
 )
 def test_settings_that_do_not_affect_the_compared_answers_may_differ(changes, modes):
-    decoding = {name: value for name, value in (ALL | changes).items() if value is not None}
-    check_comparable(settings(BOTH_MODES, **ALL), settings(modes, **decoding), "there")
+    check_comparable(settings(BOTH_MODES, **ALL), settings(modes, **(ALL | changes)), "there")
 
 
 def test_an_evaluation_without_a_grace_window_is_compared_with_its_like():

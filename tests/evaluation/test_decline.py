@@ -78,7 +78,7 @@ def test_a_decline_is_shown_if_it_is_no_chance_over_all_budgets():
 
 
 def test_closed_answers_are_tested_too_and_budgets_that_are_not_compared_do_not_count():
-    before = {"sampled": {"8": entry(0.5, 0.99), "16": {"accuracy": 0.5}}}
+    before = {"sampled": {"8": entry(0.5, 0.99)}}
     after = {"sampled": {"8": entry(0.5, 0.90), "16": entry(0.5, 0.0), "32": entry(0.5)}}
     p = fisher_exact([[99, 1], [90, 10]], alternative="greater").pvalue
     assert p < 0.025

@@ -145,12 +145,8 @@ class TestOpen:
         with open_evaluation(half.parent / "two", {"decoding": {"seed": 0, "budgets": (4, 8)}}):
             assert read_settings(half.parent / "two") == more
 
-    def test_another_tokenizer_or_template_is_refused_unless_none_was_recorded(self, tmp_path):
+    def test_another_tokenizer_or_template_is_refused(self, tmp_path):
         prints = lambda tokenizer: {"prompt_fingerprints": {"tokenizer": tokenizer}}
-        with open_evaluation(tmp_path / "old", {"a": 1}):
-            pass
-        with open_evaluation(tmp_path / "old", {"a": 1, **prints("x")}):
-            pass
         with open_evaluation(tmp_path / "new", {"a": 1, **prints("x")}):
             pass
         with (
@@ -174,16 +170,11 @@ class TestOpen:
                 {"step": 7, "weights": "other"},
                 r"namely policy.step \(5 in .*, 7 now\); use --s",
             ),
-            # A folder of an earlier version recorded no weights.
-            ({"weights": None, "model": None}, {}, None),
-            ({"weights": None, "model": None}, {"run": "other"}, r"policy.run \(r in the folder"),
             # A Hugging Face folder has nothing but its weights.
             ({"run": None, "method": None, "step": None, "model": None}, {}, r"policy.run \(None"),
         ],
     )
-    def test_a_run_is_compared_by_its_weights_if_they_were_recorded(
-        self, tmp_path, recorded, now, differs
-    ):
+    def test_a_run_is_compared_by_its_weights(self, tmp_path, recorded, now, differs):
         policy = {"run": "r", "method": "bacr", "step": 5, "weights": "w", "model": "m"}
         entries = {name: value for name, value in (policy | recorded).items() if value is not None}
         with open_evaluation(tmp_path / "out", {"policy": entries}):
@@ -245,20 +236,17 @@ class TestOpen:
             raise UserError("bad")
         assert (half / SAMPLES).exists() and (tmp_path / "more" / SAMPLES).exists()
 
-    def test_a_folder_of_an_earlier_version_continues_without_its_split(self, half):
-        with open_evaluation(half, {**ASKED, SPLIT: "train"}):
-            assert len(resume(half, WORK)) == 1
-        # The digests of the questions tell the splits apart.
-        other = {**ASKED, "sets": {"ours": {"problems": 3}}, SPLIT: "train"}
-        with pytest.raises(UserError, match="sets.ours.problems"), open_evaluation(half, other):
+    def test_the_split_is_compared(self, half, tmp_path):
+        with (
+            pytest.raises(UserError, match=r"split \(None in the folder, train now\)"),
+            open_evaluation(half, {**ASKED, SPLIT: "train"}),
+        ):
             pytest.fail("opened")
-
-    def test_a_recorded_split_is_compared(self, tmp_path):
-        with open_evaluation(tmp_path / "out", {**ASKED, SPLIT: "train"}):
-            append(tmp_path / "out", DRAWN[0])
+        with open_evaluation(tmp_path / "other", {**ASKED, SPLIT: "train"}):
+            append(tmp_path / "other", DRAWN[0])
         with (
             pytest.raises(UserError, match=r"split \(train in the folder, None now\)"),
-            open_evaluation(tmp_path / "out", ASKED),
+            open_evaluation(tmp_path / "other", ASKED),
         ):
             pytest.fail("opened")
 
@@ -349,7 +337,8 @@ class TestPlaces:
         paths = RunPaths(tmp_path)
         for step in (20, 30):
             (paths.checkpoints / str(step)).mkdir(parents=True)
-        paths.best.write_text('{"step": 20, "accuracy": 0.5, "set": "train_holdout"}')
+        best = {"step": 20, "accuracy": 0.5, "set": "train_holdout", "worst": None, "declines": []}
+        paths.best.write_text(json.dumps(best))
         evaluate(paths, 30)
         with pytest.raises(
             UserError, match="best checkpoint of this run, step 20, was not evaluated; .*-000030"

@@ -10,7 +10,13 @@ from bacr_jax.config import BudgetConfig, ConditioningConfig, Config, EvalConfig
 from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import job_checks
-from bacr_jax.evaluation.job_checks import EvaluationLimits, check_free, check_length, check_swap
+from bacr_jax.evaluation.job_checks import (
+    EvaluationLimits,
+    check_free,
+    check_largest_budget,
+    check_length,
+    check_swap,
+)
 from bacr_jax.methods.registry import built_in_methods, make_method
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions.ledger import ledger_tokenizer
@@ -81,7 +87,12 @@ def test_a_swap_without_several_inputs_is_refused(budget_input, changes, style, 
 def settings(**decoding):
     return {
         "sets": {"ours": {"problems": 2, "questions": "abc"}},
-        "decoding": {"cells": {"greedy": [4, 16]}, "budgets": [4, 16], **decoding},
+        "decoding": {
+            "cells": {"greedy": [4, 16]},
+            "budgets": [4, 16],
+            "answer_tokens": 3,
+            **decoding,
+        },
     }
 
 
@@ -132,3 +143,15 @@ def test_the_largest_budget_leaves_room_for_the_forced_text_and_the_answer():
         UserError, match=r"forced text \(2\) and the answers \(up to 3\); use at most 7"
     ):
         check_length(limits, ledger_tokenizer(), FORMATS["ledger"], 22, sets)
+    with_grace = dataclasses.replace(limits, budget=BudgetConfig(grace=2))
+    check_length(with_grace, ledger_tokenizer(), FORMATS["ledger"], 25, sets)
+    with pytest.raises(UserError, match="use at most 7"):
+        check_length(with_grace, ledger_tokenizer(), FORMATS["ledger"], 24, sets)
+
+
+def test_before_the_prompts_are_known_a_prompt_has_one_token():
+    for grace in (0, 2):
+        limits = EvaluationLimits(BUDGETS, BudgetConfig(grace=grace), answer_tokens=3)
+        check_largest_budget(limits, 9 + grace)
+        with pytest.raises(UserError, match=rf"--budgets 8: .* only {8 + grace} positions"):
+            check_largest_budget(limits, 8 + grace)

@@ -201,12 +201,6 @@ def test_nothing_is_recorded_of_the_arithmetic_of_a_server(folder, key, tmp_path
         assert command(folder, out, "--url", server.url, budgets="4") == 0
         settings = json.loads((out / "evaluation.json").read_text())
         assert not ARITHMETIC & settings["decoding"].keys()
-        # Folders of earlier versions recorded the settings of a decoder that was not used.
-        settings["decoding"] |= dict.fromkeys(ARITHMETIC, "float32")
-        (out / "evaluation.json").write_text(json.dumps(settings))
-        before = len(server.asked)
-        assert command(folder, out, "--url", server.url, budgets="4") == 0
-        assert len(server.asked) == before
 
 
 @pytest.mark.parametrize("override", ["model.compute_dtype=bfloat16", "rollout.attention=xla"])

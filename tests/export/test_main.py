@@ -130,7 +130,8 @@ def test_the_best_checkpoint_is_exported_unless_a_step_is_named(ledger_run, tmp_
     same(reading.load_policy(tmp_path / "newest")[1], newer)
     line = f"{run}: step 5, the newest, as no evaluation chose a best one\n"
     assert capsys.readouterr().err == line
-    (run / "best.json").write_text('{"step": 3, "accuracy": 0.5, "set": "ledger"}')
+    best = {"step": 3, "accuracy": 0.5, "set": "ledger", "worst": None, "declines": []}
+    (run / "best.json").write_text(json.dumps(best))
     line = f"{run}: step 3, the best: mean accuracy 50.0 % on Ledger; --step newest takes step 5\n"
     for words, policy, printed in (
         ([], older, line),
@@ -402,7 +403,7 @@ def test_a_run_whose_base_was_edited_is_not_exported(tmp_path, capsys, adapter):
     line = refusal(capsys, *command)
     assert line.startswith(f"error: --base {moved}: {says}") and "rms_norm_eps is 0.001" in line
     assert not out.exists()
-    # An older checkpoint does not contain the configuration of its model.
+    # A checkpoint without the configuration of its model is not compared.
     moved_policy = dataclasses.replace(moved_policy, step=3)
     assert moved_policy.tokenizer() is not None
 
@@ -461,5 +462,18 @@ def test_a_run_whose_template_was_edited_is_not_exported(tmp_path, capsys):
         open_policy(run, None, 20).tokenizer()
     assert says in refusal(capsys, "--run", run, "--out", out)
     assert not out.exists()
-    # An older checkpoint has no digests, and is opened.
+    # A checkpoint without digests is opened.
     assert export.main(["--run", str(run), "--out", str(out), "--step", "3"]) == 0
+
+
+@pytest.mark.parametrize("key", ["path", "tokenizer"])
+def test_a_damaged_tokenizer_is_named_by_the_key_of_its_folder(tmp_path, capsys, key):
+    folders = {"path": tmp_path / "base", "tokenizer": tmp_path / "tokenizer"}
+    params = hf_world.make_folder(folders["path"], ENGLISH)
+    folders["tokenizer"].mkdir()
+    (folders[key] / "tokenizer.json").write_text("{}")
+    model = {"path": str(folders["path"]), key: str(folders[key])}
+    run = make_run(tmp_path / "run", params, {"model": model, "data": {"train": "math:x"}})
+    error = refusal(capsys, "--run", run, "--out", tmp_path / "out")
+    assert error.startswith(f"error: model.{key}: the tokenizer in '{folders[key]}' is missing")
+    assert not (tmp_path / "out").exists()

@@ -195,6 +195,33 @@ def test_a_method_without_a_file_of_the_user_has_no_digest(monkeypatch):
         assert load_method(resolve(changed(method=name)).method).source_digest is None
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"budget": {"shuffle_input": True}, "advantage": {"baseline": "value"}},
+        {"budget": {"shuffle_input": True}, "advantage": {"baseline": "optimal_token"}},
+        {"distill": {"coef": 1.0}, "conditioning": {"budget_input": "both"}},
+        {"method": "hapo", "reward": {"weights": MIXED}},
+    ],
+)
+def test_all_that_loading_a_method_refuses_is_among_the_problems_of_its_config(sections):
+    settings = resolve(changed(**sections)).method
+    with pytest.raises(UserError) as refused:
+        load_method(settings)
+    assert str(refused.value) in list(problems(settings))
+
+
+def test_several_settings_that_a_method_does_not_support_are_reported_together():
+    sections = {
+        "budget": {"shuffle_input": True},
+        "advantage": {"baseline": "value"},
+        "distill": {"coef": 1.0},
+        "conditioning": {"budget_input": "both"},
+    }
+    places = [line.partition(":")[0] for line in problems(resolve(changed(**sections)).method)]
+    assert places == ["distill.coef=1", "budget.shuffle_input=true"]
+
+
 @pytest.mark.parametrize("sections", [{}, {"rollout": {"group_size": 1}}, {"method": "json.tool"}])
 def test_an_unusual_but_possible_config_passes(sections):
     assert list(problems(resolve(changed(**sections)).method)) == []

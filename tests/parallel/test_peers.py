@@ -198,7 +198,9 @@ MEMORY = OutOfMemory(("learner",), {}, None)
 
 
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("error", [UserError("the disk is full"), MEMORY, ValueError("x")])
+@pytest.mark.parametrize(
+    "error", [UserError("bad input"), OSError(28, "disk full"), MEMORY, ValueError("x")]
+)
 def test_one_that_fails_alone_ends_with_its_own_code(one_of_two, monkeypatch, index, error):
     # How long one waits for news of the other, unless the fault is its own.
     monkeypatch.setattr(peers, "SILENCE_AFTER_FAILURE", 0.1 if type(error) is ValueError else 1e4)
@@ -257,7 +259,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import peers, processes
 from bacr_jax.train import main
-from bacr_jax.training import loop
+from bacr_jax.training import session
 
 failing, kind, *command = sys.argv[1:]
 peers.SILENCE = 5.0
@@ -267,15 +269,20 @@ errors = {
     "fault": KeyError("unexpected"),
 }
 
+def fill_disk():
+    raise OSError(28, "No space left on device", "exports/1")
+
 class Trainer:
     def __init__(self, config, folder, poll, on_phase):
         on_phase("update", 1)
+        if kind == "full disk":
+            processes.on_first(fill_disk)
         with phase_memory("learner", rows=8):
             if failing in ("all", str(jax.process_index())):
                 raise errors[kind]
             processes.largest(1)
 
-loop.Trainer = Trainer
+session.Trainer = Trainer
 sys.exit(main(command))
 """
 
@@ -288,6 +295,7 @@ sys.exit(main(command))
         ("1", "bad input", [75, 2]),
         ("0", "fault", [1, 75]),
         ("all", "bad input", [2, 2]),
+        ("0", "full disk", [2, 2]),
     ],
 )
 def test_a_process_ends_with_its_own_code_and_the_others_with_75(tmp_path, failing, kind, codes):
@@ -317,5 +325,9 @@ def test_a_process_ends_with_its_own_code_and_the_others_with_75(tmp_path, faili
         if code == 75:
             assert re.search(rf"process {failing} on .* was lost at step 1 \(ended\)", error)
         else:
-            own = {"memory": "error: learner: ", "fault": "KeyError: 'unexpected'"}
+            own = {
+                "memory": "error: learner: ",
+                "fault": "KeyError: 'unexpected'",
+                "full disk": "error: exports/1: No space left on device; free disk space",
+            }
             assert own.get(kind, "error: metrics.jsonl can't be written") in error

@@ -1,10 +1,13 @@
 """How a process learns that it is one of several."""
 
+import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -70,6 +73,41 @@ def test_missing_variables_are_named():
 def test_one_process_tells_itself():
     assert processes.text_from_first("café") == "café"
     np.testing.assert_array_equal(processes.to_host({"x": np.arange(3)})["x"], [0, 1, 2])
+
+
+def test_an_action_of_the_first_process_is_not_run_in_the_others(monkeypatch):
+    actions = []
+    assert processes.on_first(lambda: actions.append("first") or "lock") == "lock"
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    assert processes.on_first(lambda: actions.append("other")) is None
+    assert actions == ["first"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory", Path("a/\udcff")),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError("no number"),
+        shutil.Error([("a", "b", "no permission")]),
+    ],
+)
+def test_an_error_of_the_first_process_arrives_as_it_was(monkeypatch, error):
+    texts = []
+
+    def fail():
+        raise error
+
+    monkeypatch.setattr(processes, "text_from_first", lambda text: texts.append(text) or text)
+    with pytest.raises(OSError) as first:
+        processes.on_first(fail)
+    assert first.value is error
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "text_from_first", lambda _: texts[0])
+    with pytest.raises(OSError) as other:
+        processes.on_first(fail)
+    assert (other.value.errno, other.value.strerror) == (error.errno, error.strerror)
+    assert str(other.value.filename) == str(error.filename)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bacr_jax.config import io as config_io
 from bacr_jax.config.shipped import locate
-from bacr_plan import costs, memory, schedule
+from bacr_plan import costs, memory
 from bacr_plan.workload import sizes_of
 from plan_world import mesh, workload
 
@@ -89,7 +89,7 @@ def test_selective_remat_keeps_what_products_made():
 
 def test_the_least_that_fits_is_recomputed():
     peak = lambda remat: memory.update_phase(workload(f"model.remat={remat}"), mesh()).peak
-    choice = lambda limit: memory.least_remat(workload(), mesh(), limit)
+    choice = lambda limit: memory.least_remat(workload(), mesh(), limit, temporaries=1.0)
     assert choice(peak("none")) == "none"
     assert choice(peak("none") - 1) == choice(peak("selective")) == "selective"
     assert choice(peak("selective") - 1) == choice(0.0) == "full"
@@ -113,9 +113,10 @@ def test_refilled_slots_are_answered_on_copies_of_half_of_the_trunks():
 @pytest.mark.parametrize("windows", [1, 2, 3, 4, 7, 64])
 def test_prompts_enter_caches_of_the_first_length_that_contains_them(windows, prompt):
     work = workload(f"rollout.windows={windows}", prompt=prompt)
-    lengths = schedule.rollout_spec(work, mesh()).cache_lengths(prompt)
+    # The caches have room for 1, 2, ... of `windows` equal parts of a trunk, rounded up.
+    lengths = [math.ceil(work.trunk * part / windows) for part in range(1, windows + 1)]
     length = next(n for n in lengths if n >= prompt + work.config.rollout.chunk)
-    assert memory.first_cache_length(work) == length
+    assert memory.first_cache_length(work, mesh()) == length
     beyond_caches = memory.prefill_bytes(work, mesh()) - 64 * (length + prompt) * 57_344
     # What the prompts need besides the caches does not depend on their length.
     assert beyond_caches == pytest.approx(64 * prompt * 2 * (3 * 18_944 + 4 * 3584))

@@ -43,7 +43,7 @@ def box(monkeypatch):
 def test_the_choice_is_smaller_where_it_failed_whatever_the_arithmetic_says(phase, gib):
     limit = gib * GIB * MEMORY_FRACTION
     work, layout = sizes_of(CONFIG, BOX)
-    choice = oom_hints.smaller_choice(work, layout, limit, phase)
+    choice = oom_hints.smaller_choice(work, layout, limit, phase, evaluating=False)
     assert choice is not None
     peak_of = memory.rollout_phase if phase == "decode" else memory.update_phase
     chosen = dataclasses.replace(work, slots=choice.work.slots, micro_rows=choice.work.micro_rows)
@@ -57,10 +57,10 @@ def test_the_choice_is_smaller_where_it_failed_whatever_the_arithmetic_says(phas
 
 def test_where_no_portion_is_small_enough_the_layout_changes():
     sizes = sizes_of(config_io.override(CONFIG, ["mesh.data=8", "mesh.fsdp=1"]), BOX)
-    choice = oom_hints.smaller_choice(*sizes, LIMIT, "learner")
+    choice = oom_hints.smaller_choice(*sizes, LIMIT, "learner", evaluating=False)
     assert choice is not None and choice.layout.fsdp > 1
-    assert oom_hints.smaller_choice(*sizes, LIMIT / 100, "learner") is None
-    assert oom_hints.smaller_choice(*sizes, LIMIT, "start") is None
+    assert oom_hints.smaller_choice(*sizes, LIMIT / 100, "learner", evaluating=False) is None
+    assert oom_hints.smaller_choice(*sizes, LIMIT, "start", evaluating=False) is None
 
 
 def test_the_line_is_a_config_that_the_plan_says_fits(box, explain):

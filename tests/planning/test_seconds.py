@@ -36,23 +36,6 @@ def test_devices_of_a_split_are_those_of_the_run(found):
 def test_a_step_ahead_takes_the_longer_part_and_the_handing_over():
     one = DeviceSplit(6, 2, learn=30.0, sample=50.0, transfer=7.0)
     assert (one.in_turn, one.ahead) == (87.0, 57.0)
-    other = DeviceSplit(4, 4, learn=45.0, sample=30.0, transfer=7.0)
-    text = "\n".join(seconds.split_lines([one, other], together=60.0, accepts_async=True))
-    assert (
-        "in turn: 4 learn, 4 sample" in text and "rollout.async_steps=1: 4 learn, 4 sample" in text
-    )
-    assert "fastest: rollout.async_steps=1: 4 learn, 4 sample; of each 7 s" in text
-    assert "fastest: all in turn, own decoder" in "\n".join(
-        seconds.split_lines([one], together=50.0, accepts_async=True)
-    )
-    assert seconds.split_lines([], together=50.0, accepts_async=True) == []
-
-
-def test_a_run_that_refuses_async_rollouts_gets_no_row_for_them():
-    split = DeviceSplit(4, 4, learn=45.0, sample=30.0, transfer=7.0)
-    text = "\n".join(seconds.split_lines([split], together=90.0, accepts_async=False))
-    assert "async_steps" not in text
-    assert "fastest: in turn: 4 learn, 4 sample; of each 7 s" in text
 
 
 def test_a_warm_up_takes_its_steps_times_one_step():

@@ -65,17 +65,25 @@ OF_A_CONFIG = dataclasses.replace(
 def test_every_format_comes_back(style):
     raw = json.loads(json.dumps({"prompt_format": dataclasses.asdict(style)}))
     assert read_style(raw, WHERE) == style
-    # Folders of earlier versions do not name what came later.
-    older = {name: raw["prompt_format"][name] for name in ("name", "system", "think_close")}
-    assert read_style({"prompt_format": older}, WHERE).system == style.system
+    for name in raw["prompt_format"]:
+        fields = {key: value for key, value in raw["prompt_format"].items() if key != name}
+        if name == "date":
+            # Folders whose template contains no date do not have it.
+            assert read_style({"prompt_format": fields}, WHERE) == style
+            continue
+        with pytest.raises(UserError, match="thinking.prompt_format` is .*run bacr export again"):
+            read_style({"prompt_format": fields}, WHERE)
+
+
+FIELDS = dataclasses.asdict(FORMATS["native"])
 
 
 @pytest.mark.parametrize(
     "damage",
-    [{"prompt_format": None}, {"prompt_format": {"name": "x", "new": 1}}, {}]
-    + [{"prompt_format": {"name": "x", "chat": 1}}, {"prompt_format": {"name": 3}}]
-    + [{"prompt_format": {"name": "x", "unused": [1]}}]
-    + [{"prompt_format": {"name": "x", "variables": {"a": [1]}}}],
+    [{"prompt_format": None}, {"prompt_format": FIELDS | {"new": 1}}, {}]
+    + [{"prompt_format": FIELDS | {"chat": 1}}, {"prompt_format": FIELDS | {"name": 3}}]
+    + [{"prompt_format": FIELDS | {"unused": [1]}}]
+    + [{"prompt_format": FIELDS | {"variables": {"a": [1]}}}],
 )
 def test_a_damaged_section_is_one_line(damage):
     with pytest.raises(UserError, match="thinking.prompt_format.*run bacr export again"):

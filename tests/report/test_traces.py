@@ -77,7 +77,7 @@ def test_several_answers_of_a_cut_share_its_value(tmp_path):
 
 def test_no_text_of_a_model_is_markup(tmp_path):
     texts = {"prompt": HOSTILE, "closed_by": HOSTILE, "answers": [HOSTILE] * 2}
-    found = shown(tmp_path, {**TRACE, **texts, "told_by": HOSTILE, "read": {HOSTILE: 1}})
+    found = shown(tmp_path, {**TRACE, **texts, "budget_input": HOSTILE, "read": {HOSTILE: 1}})
     assert "<script" not in found and found.count("&lt;script&gt;") > 8
 
 

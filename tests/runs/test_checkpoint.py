@@ -384,28 +384,6 @@ def test_the_digest_of_a_policy_is_of_its_weights_alone_and_reads_no_array(tmp_p
         policy_digest(first)
 
 
-OTHER_SHAPE = state(0) | {"params": {"w": jnp.zeros((5, 3)), "b": jnp.float32(0)}}
-OTHER_STATE = state(0) | {"method_state": {"mean": jnp.zeros(())}}
-
-
-@pytest.mark.parametrize("like", [OTHER_SHAPE, OTHER_STATE], ids=["model", "method"])
-def test_an_older_checkpoint_has_no_types_to_tell_another_model_from_damage(tmp_path, like):
-    filled(tmp_path, [4]).close()
-    path = tmp_path / "4" / "meta" / "metadata"
-    record = json.loads(path.read_text())
-    content = {name: record[name] for name in ("meta", "digests")}
-    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(content | {"digest": seal}))
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    with pytest.raises(
-        UserError,
-        match=r"is damaged, or was saved for a model of another shape than the config describes, "
-        r"or for a method with another state .*from the start",
-    ):
-        checkpoints.restore(like)
-    assert_is(checkpoints.restore(state(0))[1], 4)
-
-
 @pytest.mark.parametrize(
     "numbers",
     [

@@ -1,5 +1,7 @@
 """A command takes a run's best checkpoint, unless there is none or another one is named."""
 
+import json
+
 import pytest
 
 from bacr_jax.errors import UserError
@@ -7,15 +9,11 @@ from bacr_jax.files import write_json
 from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.runs.folder import RunPaths
 
-BEST = {
-    "step": 2,
-    "accuracy": 0.5,
-    "set": "ledger",
-    "worst": {"budget": "8", "before": 0.5, "after": 0.1},
-    "declines": [
-        {"mode": "greedy", "budget": "8", "measure": "accuracy", "before": 0.5, "after": 0.1}
-    ],
-}
+WORST = {"budget": "8", "before": 0.5, "after": 0.1}
+DECLINE = {
+    **WORST, "mode": "greedy", "measure": "accuracy", "problems": 64, "is_shown": True,
+}  # fmt: skip
+BEST = {"step": 2, "accuracy": 0.5, "set": "ledger", "worst": WORST, "declines": [DECLINE]}
 
 
 @pytest.fixture
@@ -59,15 +57,17 @@ def test_a_best_checkpoint_that_is_gone_is_replaced_by_the_newest_unless_it_was_
 
 
 def test_an_evaluation_that_chose_nothing_leaves_the_newest(run):
-    write_json(RunPaths(run).best, {"step": 2, "accuracy": None, "set": None})
+    nothing = {"step": 2, "accuracy": None, "set": None, "worst": None, "declines": []}
+    write_json(RunPaths(run).best, nothing)
     chosen = choose_step(run)
     assert (chosen.step, chosen.is_best) == (10, False)
     assert choose_step(run, "best").step == 2
 
 
-def test_best_json_of_older_versions_has_no_worst_budget(run):
-    write_json(RunPaths(run).best, {"step": 2, "accuracy": 0.5, "set": "ledger"})
-    assert choose_step(run).best == {**BEST, "worst": None, "declines": []}
+def json_with(**changes):
+    """The text of a best.json with other values of some fields. ... removes a field."""
+    fields = BEST | changes
+    return json.dumps({name: value for name, value in fields.items() if value is not ...})
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,25 @@ def test_best_json_of_older_versions_has_no_worst_budget(run):
     [
         "",
         "[]",
-        '{"step": 1.5}',
-        '{"step": 2, "set": "ledger"}',
-        '{"step": 2, "set": "ledger", "accuracy": "high"}',
-        '{"step": 2, "set": 3, "accuracy": 0.5}',
-        '{"step": 2, "set": "ledger", "accuracy": 71.2}',
-        '{"step": 2, "worst": 4}',
-        '{"step": 2, "worst": {"budget": 8, "before": 0.5, "after": 0.1}}',
-        '{"step": 2, "declines": [{"budget": "8", "before": 0.5, "after": 0.1}]}',
-        '{"step": 2, "declines": [{"mode": "greedy", "budget": "8", "measure": "accuracy", '
-        '"before": 0.5, "after": 0.1, "problems": "64", "is_shown": true}]}',
-        '{"step": 2, "declines": [{"mode": "greedy", "budget": "8", "measure": "accuracy", '
-        '"before": 0.5, "after": 0.1, "problems": 64, "is_shown": "yes"}]}',
+        *(json_with(**{name: ...}) for name in BEST),
+        *(
+            json_with(declines=[{k: v for k, v in DECLINE.items() if k != name}])
+            for name in DECLINE
+        ),
+        json_with(unknown=1),
+        json_with(step=1.5),
+        json_with(step=True),
+        *(json_with(accuracy=accuracy) for accuracy in ("high", None, 71.2, -0.1)),
+        json_with(set=3),
+        *(json_with(worst=worst) for worst in (4, [], {**WORST, "budget": 8})),
+        json_with(worst={**WORST, "after": 50}),
+        json_with(declines=4),
+        json_with(declines=None),
+        json_with(declines=[4]),
+        json_with(declines=[{**DECLINE, "after": "low"}]),
+        json_with(declines=[{**DECLINE, "before": 1.1}]),
+        json_with(declines=[{**DECLINE, "problems": "64"}]),
+        json_with(declines=[{**DECLINE, "is_shown": "yes"}]),
     ],
 )
 def test_a_damaged_best_json_is_refused_where_it_would_choose(run, damaged):

@@ -235,14 +235,14 @@ class TestResuming:
         open_run(tmp_path, often).__exit__(None, None, None)
 
     def test_keys_of_speed_change_no_run(self, tmp_path):
-        assert set(run_folder._MAY_DIFFER) >= config_io._SPEED_KEYS
+        assert set(run_folder._MAY_DIFFER) >= config_io.SPEED_KEYS
         changes = {
             "output.compile_cache": "none",
             "rollout.refill": 0.75,
             "rollout.windows": 2,
             "eval.slots": 16,
         }
-        assert set(changes) == config_io._SPEED_KEYS
+        assert set(changes) == config_io.SPEED_KEYS
         page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
         listed = page.split("lets one key differ")[1].split("may always change")[0]
         open_run(tmp_path, Config()).__exit__(None, None, None)
@@ -464,6 +464,17 @@ class TestConfig:
         config = Config(seed=7)
         write_config(tmp_path / "config.yaml", config)
         assert read_config_file(tmp_path / "config.yaml") == config
+
+    def test_the_file_of_a_run_with_a_key_that_no_longer_exists_is_refused(self, tmp_path):
+        path = tmp_path / "config.yaml"
+        write_config(path, Config())
+        path.write_text(path.read_text().replace("\n  budget_input:", "\n  budget_inputs:"))
+        with pytest.raises(
+            UserError,
+            match=r"config\.yaml, line \d+: conditioning\.budget_inputs: there is no such key; use "
+            r"conditioning\.budget_input$",
+        ):
+            read_config_file(path)
 
     def test_one_that_was_cut_or_changed_is_refused_though_it_is_good_yaml(self, tmp_path):
         path = tmp_path / "config.yaml"

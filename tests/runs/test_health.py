@@ -192,19 +192,8 @@ def test_a_resumed_monitor_knows_whether_earlier_steps_had_right_answers(stop):
     first = RunHealth()
     assert [m for one in steps[:stop] for m in first.warnings(one)] == []
     resumed = RunHealth()
-    resumed.resume(json.loads(json.dumps(first.to_record())), [])
+    resumed.resume(json.loads(json.dumps(first.to_record())))
     assert len([m for one in steps[stop:] for m in resumed.warnings(one)]) == 1
-
-
-def test_a_history_of_an_earlier_version_is_read():
-    health = RunHealth()
-    list(health.warnings(HEALTHY))
-    record = health.to_record()
-    for name in ("rewarded_steps", "unrewarded_steps"):
-        del record[name]
-    resumed = RunHealth()
-    resumed.resume(record, [])
-    assert [m for one in [HEALTHY] * 20 for m in resumed.warnings(one)] == []
 
 
 def at_budgets(traces=16, **shares):
@@ -298,14 +287,6 @@ def test_a_resumed_monitor_continues_as_if_the_run_had_not_stopped():
         first = RunHealth()
         before = [m for one in steps[:stop] for m in first.warnings(one)]
         resumed = RunHealth()
-        resumed.resume(json.loads(json.dumps(first.to_record())), [])
+        resumed.resume(json.loads(json.dumps(first.to_record())))
         after = [m for one in steps[stop:] for m in resumed.warnings(one)]
         assert before + after == [message], stop
-
-
-def test_a_monitor_without_a_stored_history_reads_the_logged_metrics():
-    steps = closing(0.99, 0.88, 0.88, 0.88)
-    resumed = RunHealth()
-    resumed.resume(None, steps[:3])
-    (message,) = [m for one in steps[3:] for m in resumed.warnings(one)]
-    assert "closed_answers" in message

@@ -29,6 +29,7 @@ from bacr_jax.runs.setup import (
     decoding_mesh,
     mesh_shape,
     model_shape,
+    positions_needed,
     vocabulary_rows,
 )
 
@@ -77,6 +78,11 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
     check_model(settings, shape, longest_prompt=shape.max_positions - 1028, suffix_length=4)
     with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; set at mo"):
         check_model(settings, shape, longest_prompt=shape.max_positions - 1027, suffix_length=4)
+
+
+def test_every_part_of_a_trace_needs_positions():
+    parts = {"prompt": 1, "thinking": 10, "grace": 100, "forced": 1000, "answers": 10000}
+    assert positions_needed(**parts) == 11111
 
 
 def test_a_teacher_has_the_policys_vocabulary(tmp_path):

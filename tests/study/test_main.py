@@ -1,5 +1,6 @@
 """`bacr study`: what it lists and refuses; a killed study ends the same."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,11 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from bacr_jax import evaluate, train
+from bacr_jax.config import io as config_io
 from bacr_jax.evaluation.samples import GREEDY, EvalSetting
 from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths, lock_when_free, open_run, run_path
 from bacr_jax.runs.saved_policy import read_config
+from bacr_jax.training import initialize
 from bacr_study import __main__ as command_line
 from bacr_study import work
 from bacr_study.__main__ import main
@@ -194,6 +197,24 @@ def test_budgets_beyond_the_positions_are_refused_before_training(
     assert main(arguments) == 2
     printed = capsys.readouterr().err
     assert "tasks.plain.budgets: found 40000" in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("begun", [None, "2026-11-27"])
+def test_a_study_checks_the_prompts_that_its_runs_use(tmp_path, monkeypatch, begun):
+    """A chat template that writes the date has the date of the run."""
+    checked = []
+    two, (run, *_), _ = planned(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    own = {"data.train": "math:x", "model.tokenizer": str(tmp_path)}
+    run = dataclasses.replace(run, config=config_io.override(run.config, own))
+    if begun:
+        dated = config_io.override(run.config, {"data.prompt_date": begun})
+        open_run(run.folder, dated).__exit__(None, None, None)
+    monkeypatch.setattr("bacr_jax.prompts.prompt_date.today", lambda: "2026-11-28")
+    monkeypatch.setattr(initialize, "check_inputs", checked.append)
+    monkeypatch.setattr("bacr_study.configured.check_evaluation", lambda *_: None)
+    command_line.check_inputs(two, [run])
+    assert [settings.task.data.prompt_date for settings in checked] == [begun or "2026-11-28"]
 
 
 def written(folder, text, monkeypatch, drawn):

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from bacr_jax.config.settings import resolve
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.train import main
+from bacr_jax.training import initialize
 from bacr_jax.training.checks import check_inputs
 from bacr_jax.training.warmup_folder import warmup_fingerprint
 from methods_world import load
@@ -46,8 +48,9 @@ def test_a_check_refuses_a_shared_warm_up_with_other_texts(tmp_path):
     )  # fmt: skip
     paths = WarmupPaths(tmp_path / "warm")
     (paths.weights / "3").mkdir(parents=True)
-    identity = {"fingerprint": warmup_fingerprint(config)}
-    # A folder of an earlier version has no digest.
+    digests = []
+    initialize.check_inputs(resolve(config), digests.append)
+    identity = {"fingerprint": warmup_fingerprint(config), "texts": digests[0]}
     paths.identity.write_text(json.dumps(identity))
     assert check_inputs(config, "auto", (), download=False)
     for changes, says in (

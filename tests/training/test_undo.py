@@ -17,7 +17,6 @@ from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.questions import ledger
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.progress import Progress
 from bacr_jax.training import algorithm
 from bacr_jax.training.algorithm import iterate, sample_step
 from bacr_jax.training.dynamic_sampling import Round
@@ -30,8 +29,6 @@ from bacr_jax.training.undo import (
     restore_with_snapshot,
     shares_of,
     standard_error,
-    with_empty_snapshot,
-    without_snapshot,
 )
 from bacr_jax.types import CLOSED_BY_BUDGET
 from devices_world import run_on_devices
@@ -394,38 +391,37 @@ def test_a_run_that_was_resumed_undoes_the_update_before_its_stop(runs, tmp_path
     checkpoints.save(2, guarded, {"before_update": meta})
     checkpoints.wait()
     _, empty = run_of(config, tokenizer, Odd())
-    _, restored, meta = checkpoints.restore(with_empty_snapshot(empty))
-    checkpoints.close()
     resumed = Scripted("closed is 0", "still 0")
-    resumed.load(restored.before_update, empty.train, meta["before_update"])
-    state, iteration = iterate(run, without_snapshot(restored), 2, guard=resumed)
+    snapshot = checkpoints.meta(2)["before_update"]
+    restored = restore_with_snapshot(checkpoints, empty, 2, snapshot, resumed)
+    checkpoints.close()
+    state, iteration = iterate(run, restored, 2, guard=resumed)
     expected_state, expected = runs["undone"]
     jax.tree.map(np.testing.assert_array_equal, state, expected_state)
     assert iteration.notes == expected[2].notes
     assert numbers(iteration) == numbers(expected[2])
 
 
-def test_a_snapshot_of_an_earlier_version_is_dropped_with_a_line(tmp_path, tokenizer, monkeypatch):
-    """It has the shares without their numbers of traces, and no number of undone updates."""
+def test_a_snapshot_is_stored_and_restored_only_if_there_is_one(tmp_path, tokenizer):
     config = load(tmp_path, "bacr-weighted", "train.minibatches=1")
     _, state = run_of(config, tokenizer, Odd())
     guard = UpdateGuard({"undo_closed_answers": 0.9})
-    guard.keep(state.train, shares(1.0))
-    guarded, meta = guard.to_save(state)
-    old = {"updates": meta["updates"], "shares": {"rollout/closed_answers": 1.0}}
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    checkpoints.save(2, guarded, {})
-    checkpoints.wait()
-    for snapshot, is_dropped in ((old, True), (meta, False)):
-        resumed = UpdateGuard({"undo_closed_answers": 0.9})
-        lines = []
-        progress = Progress(enabled=False)
-        monkeypatch.setattr(progress, "print_line", lines.append)
-        restored = restore_with_snapshot(checkpoints, state, 2, snapshot, resumed, progress)
-        jax.tree.map(np.testing.assert_array_equal, restored, state)
-        assert len(lines) == is_dropped
-        # Without a snapshot, nothing breaks a bound.
-        assert (resumed.breach(shares(0.5)) is None) == is_dropped
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (1, 2):
+        saved, meta = guard.to_save(state)
+        checkpoints.save(step, saved, {})
+        checkpoints.wait()
+        record = json.loads((checkpoints.folder / str(step) / "meta/metadata").read_text())
+        parts = {name.partition("/")[0] for name in record["types"]}
+        assert ("before_update" in parts) == (step == 2) and "prefetched" not in parts
+        # The bounds may have been removed from the config before the run was resumed.
+        for resumed in (None, UpdateGuard({"undo_closed_answers": 0.9})):
+            restored = restore_with_snapshot(checkpoints, state, step, meta, resumed)
+            jax.tree.map(np.testing.assert_array_equal, restored, state)
+            if resumed is not None:
+                # Without a snapshot, nothing breaks a bound.
+                assert (resumed.breach(shares(0.5)) is None) == (step == 1)
+        guard.keep(state.train, shares(1.0))
     checkpoints.close()
 
 

@@ -17,6 +17,9 @@ from typing import Any
 # Smallest sampling temperature except 0, for settings and for requests. Logits that are divided by
 # a much smaller one exceed the range of float32.
 SMALLEST_TEMPERATURE = 0.001
+# Largest seed, for settings and for requests. `jax.random.key` ignores bits beyond the 32nd, so
+# different seeds would give the same numbers.
+LARGEST_SEED = 2**32 - 1
 
 
 def key(default: Any, meaning: str, bounds: str | None = None) -> Any:

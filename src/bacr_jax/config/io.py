@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 
-from bacr_jax.config import renamed_keys
 from bacr_jax.config.checks import check as check
 from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.paths import expand_paths
@@ -40,21 +39,9 @@ from bacr_jax.errors import UserError
 # Overrides of config keys: texts of the form `a.b=value`, or a dict from `a.b` to values.
 Overrides = Mapping[str, Any] | Sequence[str]
 
-# Keys that were added after the study results in the repository had been committed. Their default
-# values do not change any sample. `fingerprint` ignores a key with its default value, so that the
-# fingerprints of the committed results stay valid.
-_ADDED_LATER = frozenset(
-    {
-        *("eval.during", "optimizer.max_update_kl"),
-        *("train.undo_closed_answers", "train.undo_filled_budgets"),
-        *("budget.shuffle_input", "budget.stages", "distill.coef", "distill.teacher"),
-        *("length.absolute_slack", "length.cap", "length.quantile", "length.relative_slack"),
-        *("loss.dual_clip", "loss.sequence_cap"),
-    }
-)
 # Keys that only affect speed and the rounding of the sampler's log-probabilities. They do not
 # change which samples are drawn, so `identity` leaves them out.
-_SPEED_KEYS = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
+SPEED_KEYS = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +50,7 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       values: values of the config, keyed by dotted name (see `flatten`).
     """
-    return {name: value for name, value in values.items() if name not in _SPEED_KEYS}
+    return {name: value for name, value in values.items() if name not in SPEED_KEYS}
 
 
 @functools.cache
@@ -163,9 +150,7 @@ def _plain_value(value: Any) -> Any:
     return value
 
 
-def load(
-    paths: Sequence[str | Path], overrides: Overrides = (), *, accept_earlier: bool = False
-) -> Config:
+def load(paths: Sequence[str | Path], overrides: Overrides = ()) -> Config:
     """Loads a config from YAML files and overrides. Keys that are not set have their defaults.
 
     If a key is set more than once, the last value wins. Overrides come after all files. The
@@ -174,8 +159,6 @@ def load(
     Args:
       paths: YAML files, or names of configs that ship with the package (see `shipped`).
       overrides: see `override`.
-      accept_earlier: True to accept names of keys and values from earlier versions
-        (`renamed_keys`). Used only for the files in run folders.
 
     Raises:
       UserError: if a file can't be parsed, a key is unknown, a value has the wrong type, or a
@@ -183,7 +166,7 @@ def load(
     """
     files = [parse_file(locate(path)) for path in paths]
     _check_order(paths, files)
-    return _over({}, overrides, files, accept_earlier=accept_earlier)
+    return _over({}, overrides, files)
 
 
 def _check_order(paths: Sequence[str | Path], files: Sequence[Parsed]) -> None:
@@ -232,19 +215,9 @@ def override(config: Config, overrides: Overrides) -> Config:
     return _over(flatten(config), overrides)
 
 
-def _over(
-    values: Mapping[str, Any],
-    overrides: Overrides,
-    files: Sequence[Parsed] = (),
-    *,
-    accept_earlier: bool = False,
-) -> Config:
+def _over(values: Mapping[str, Any], overrides: Overrides, files: Sequence[Parsed] = ()) -> Config:
     """Builds a config from values, then files, then overrides. The last value of each key wins."""
     parsed_entries = _entries_of([*files, *map(parse_override, override_texts(overrides))])
-    if accept_earlier:
-        parsed_entries = [
-            _current_entry(entry) for entry in parsed_entries if not _is_removed(entry)
-        ]
     return _build(Config, "", {**values, **_read(parsed_entries)})
 
 
@@ -274,21 +247,6 @@ def read_settings(path: Path) -> dict[str, Any]:
       UserError: as for `load`.
     """
     return _read(_entries_of([parse_file(path)]))
-
-
-def _current_entry(entry: Entry) -> Entry:
-    """Translates the key and the value of an entry from earlier to current names."""
-    key, value = renamed_keys.current(entry.key, entry.value)
-    return dataclasses.replace(entry, key=key, value=value)
-
-
-def _is_removed(entry: Entry) -> bool:
-    """True if the entry can be ignored because its key was deleted.
-
-    An entry can be ignored only if its value means the same as a config without the key.
-    """
-    removed = renamed_keys.REMOVED
-    return entry.key in removed and entry.value == removed[entry.key]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -334,8 +292,7 @@ def flatten(config: Config) -> dict[str, Any]:
 def fingerprint(config: Config, *sections: str) -> str:
     """Returns a hash of the settings that can affect a run's samples.
 
-    The hash has 12 hexadecimal digits. Equal settings have the same hash on every machine, and a
-    renamed key does not change it.
+    The hash has 12 hexadecimal digits. Equal settings have the same hash on every machine.
 
     Args:
       config: the config to hash.
@@ -347,16 +304,11 @@ def fingerprint(config: Config, *sections: str) -> str:
     """
     for section in sections:
         schema()[section]
-    defaults = flatten(Config())
     chosen = {}
     for name, value in identity(flatten(config)).items():
         is_requested = any(f"{name}.".startswith(f"{section}.") for section in sections)
-        if sections and not is_requested:
-            continue
-        if name in _ADDED_LATER and value == defaults[name]:
-            continue
-        earlier_name, earlier_value = renamed_keys.earlier(name, value)
-        chosen[earlier_name] = earlier_value
+        if is_requested or not sections:
+            chosen[name] = value
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

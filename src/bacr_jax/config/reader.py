@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.config.fields import Key
-from bacr_jax.config.renamed_keys import RENAMED
 from bacr_jax.config.synonyms import synonym
 from bacr_jax.config.values import TypeMismatch, alternatives, any_of, convert, expected, shown
 from bacr_jax.config.yaml import Entry, nearest_key
@@ -67,9 +66,6 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
     Raises:
       UserError: if the key is unknown or a section, or if the value has the wrong type.
     """
-    if name not in keys and name in RENAMED:
-        problem = "this key has been renamed"
-        raise refusal(f"{entry.where}: {name}", problem, RENAMED[name].name)
     if name not in keys:
         near = nearest_key(name, {dotted: key.is_section for dotted, key in keys.items()})
         if near in keys and keys[near].is_section and not isinstance(entry.value, Mapping):

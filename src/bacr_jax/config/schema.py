@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bacr_jax.config.fields import SMALLEST_TEMPERATURE, key, section
+from bacr_jax.config.fields import LARGEST_SEED, SMALLEST_TEMPERATURE, key, section
 from bacr_jax.config.method_settings import (
     AdvantageConfig,
     AnytimeConfig,
@@ -96,7 +96,7 @@ class ModelConfig:
         "full",
         "activations that the backward pass recomputes: full: all activations of every layer; "
         "selective: all except the results of matrix products, which are stored; none: no "
-        "activations (older configs: true is full, false is none)",
+        "activations",
     )
     logprob_chunk: int = key(
         512, "number of tokens for which the learner computes logits at a time", "[1, inf)"
@@ -260,7 +260,7 @@ class WarmupConfig:
         None,
         "seed of the warm-up and of its training traces, so that runs with different seeds can "
         "start from the same warm-up; null: seed",
-        "[0, 4294967295]",
+        f"[0, {LARGEST_SEED}]",
     )
     # At least 80, because the longest supervised examples are padded to 80 tokens.
     batch_tokens: int = key(3000, "number of tokens per step, including padding", "[80, inf)")
@@ -548,9 +548,7 @@ class MeshConfig:
 class Config:
     """All settings of a training run. Most fields are sections with further settings."""
 
-    # At most 32 bits, because jax.random.key ignores higher bits, so that different seeds would
-    # give the same run.
-    seed: int = key(0, "seed of the random number generators", "[0, 4294967295]")
+    seed: int = key(0, "seed of the random number generators", f"[0, {LARGEST_SEED}]")
     method: str = key(
         "bacr",
         "bacr, anytime, grpo, dr_grpo, rloo, dapo, hapo, selfbudgeter, s_grpo, l1, dler, elastic, "

@@ -143,6 +143,17 @@ SYNONYMS = {
     "val_files": "data.eval",
     "verifier": _REWARD,
 }
+# Maps the names that keys of this library had before its first release to their current names.
+RENAMED = {
+    "advantage.score_uniform": "advantage.same_shift_for_batch",
+    "conditioning.told": "conditioning.budget_input",
+    "conditioning.words": "conditioning.prompt_text",
+    "eval.dense": "eval.cut_every",
+    "length.kept": "length.keep_fraction",
+    "reward.apart": "reward.normalize_each",
+    "rollout.ahead": "rollout.async_steps",
+}
+SYNONYMS |= RENAMED
 # Sections of other trainers whose keys all have the same replacement, whatever their last part is.
 _SECTIONS = {"custom_reward_function": _REWARD, "reward_model": _REWARD}
 # Maps options of other libraries' commands to the options of this library.

@@ -285,8 +285,12 @@ class Session:
         config = self.saved.config
         largest = max(int(limits.max()), 1)
         positions = setup.model_shape(config.model, self.vocab_size).max_positions
-        free = positions - int(np.max(prompts.lengths)) - config.rollout.answer_tokens
-        free -= config.budget.grace + self.rules.suffix_length
+        free = positions - setup.positions_needed(
+            prompt=int(np.max(prompts.lengths)),
+            forced=self.rules.suffix_length,
+            answers=config.rollout.answer_tokens,
+            grace=config.budget.grace,
+        )
         if largest > free:
             names = ",".join("none" if budget is None else str(budget) for budget in budgets)
             raise UserError(
@@ -314,28 +318,24 @@ class Session:
         """
         trunks = rollout.trunks
         branches = rollout.branches
-        forced = int(branches.forced[row, 0])
-        answered = int(branches.sampled[row, 0])
-        start = trunks.prompt_lengths[row]
-        thinking_ids = trunks.tokens[row, start:][: trunks.sampled[row]].tolist()
-        answer_ids = branches.tokens[row, 0, : forced + answered].tolist()
+        thinking_ids = trunks.thinking_ids(row)
+        forced_ids = branches.forced_ids(row, 0)
+        answer_ids = branches.answer_ids(row, 0)
         style = self.style
-        sampled_text = answer_text(
-            self.tokenizer, answer_ids[forced:], opened="", closed=style.answer_close
-        )
+        sampled_text = answer_text(self.tokenizer, answer_ids, opened="", closed=style.answer_close)
         return Answer(
             question=question,
             budget=budget,
             sample=sample,
             thinking=decode_ids(self.tokenizer, thinking_ids),
             thinking_tokens=int(trunks.thinking[row]),
-            forced_tokens=forced,
-            answer_tokens=answered,
+            forced_tokens=len(forced_ids),
+            answer_tokens=len(answer_ids),
             answer=sampled_text.removesuffix(style.answer_close).strip(),
             answer_text=style.answer_open + sampled_text,
             closed_by=CLOSE_NAMES[int(trunks.close[row])],
             finished=bool(branches.finished[row, 0]),
-            tokens=(*thinking_ids, *answer_ids),
+            tokens=(*thinking_ids, *forced_ids, *answer_ids),
         )
 
     def score(

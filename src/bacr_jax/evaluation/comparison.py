@@ -119,8 +119,6 @@ def _check_decoding(
 ) -> None:
     """Raises UserError if the answers of two evaluations were decoded with different settings.
 
-    An entry that an evaluation does not record is not compared, unless it is in `_DEFAULTS`.
-
     Args:
       mine, theirs: entry `decoding` in the settings of both evaluations.
       common_modes: decoding modes that both evaluations have.
@@ -134,7 +132,7 @@ def _check_decoding(
     for name, option in options.items():
         value = mine.get(name, _DEFAULTS.get(name))
         other_value = theirs.get(name, _DEFAULTS.get(name))
-        if value is None or other_value is None or value == other_value:
+        if value == other_value:
             continue
         my_options.append(option.format(value))
         other_options.append(option.format(other_value))

@@ -31,11 +31,9 @@ class Decline(NamedTuple):
         answers that ended with a closing tag or an end token.
       before: the rate before training, in [0, 1].
       after: the rate after training, in [0, 1].
-      problems: number of problems on which `before` was measured. None if unknown, in results of
-        earlier versions.
+      problems: number of problems on which `before` was measured.
       is_shown: True if Fisher's exact test shows the decline (`fisher_p`), at the level
-        `SHOWN_LEVEL` divided by the number of budgets. False if the decline may be chance. None if
-        unknown, in results of earlier versions.
+        `SHOWN_LEVEL` divided by the number of budgets. False if the decline may be chance.
     """
 
     mode: str
@@ -43,8 +41,8 @@ class Decline(NamedTuple):
     measure: str
     before: float
     after: float
-    problems: int | None = None
-    is_shown: bool | None = None
+    problems: int
+    is_shown: bool
 
 
 def fisher_p(before: tuple[int, int], after: tuple[int, int]) -> float:
@@ -80,15 +78,9 @@ def accuracy_declined(before: float, after: float, problems: int) -> bool:
 def interval_before(entry: Mapping[str, Any]) -> tuple[float, float]:
     """Returns the 95 % Wilson interval of the accuracy before training.
 
-    The interval is recomputed from the number of problems. Results of earlier versions do not
-    contain this number, so their stored interval is returned.
-
     Args:
       entry: results at one budget, before training.
     """
-    if "problems" not in entry:
-        low, high = entry["ci95"]
-        return low, high
     problems = int(entry["problems"])
     return wilson_interval(entry["accuracy"] * problems, problems)
 
@@ -103,12 +95,12 @@ def declines(before: Summary, after: Summary) -> Iterator[Decline]:
 
     Args:
       before: results before training, by decoding mode and budget.
-      after: results after training, in the same format. Budgets are skipped if `before` does not
-        contain them or does not contain their number of problems.
+      after: results after training, in the same format. Budgets that `before` does not contain are
+        skipped.
     """
     for mode, budgets in after.items():
         before_of_mode = before.get(mode, {})
-        compared = [budget for budget in budgets if "problems" in before_of_mode.get(budget, {})]
+        compared = [budget for budget in budgets if budget in before_of_mode]
         for budget in compared:
             level = SHOWN_LEVEL / len(compared)
             yield from _declines_at(mode, budget, before_of_mode[budget], budgets[budget], level)
@@ -123,7 +115,7 @@ def _declines_at(
 ) -> Iterator[Decline]:
     """Yields the declines at one budget. `level` is the significance level of a shown decline."""
     problems = int(before["problems"])
-    problems_after = int(after.get("problems", problems))
+    problems_after = int(after["problems"])
 
     def decline(measure: str, rate_before: float, rate_after: float) -> Decline:
         # The rate of sampled answers is a mean over several samples per problem. It is tested as if

@@ -428,22 +428,20 @@ def _read_cut(
     # closing tag.
     used = sampled if cut is None or cut >= thinking else cut
     early = used < sampled
-    forced = int(branches.forced[row, lane])
-    answered = int(branches.sampled[row, lane])
-    start = int(trunks.prompt_lengths[row])
-    thinking_ids = trunks.tokens[row, start:][:used].tolist()
-    answer_ids = branches.tokens[row, lane, : forced + answered].tolist()
+    thinking_ids = trunks.thinking_ids(row)[:used]
+    forced_ids = branches.forced_ids(row, lane)
+    answer_ids = branches.answer_ids(row, lane)
     thinking_text = decode_ids(tokenizer, thinking_ids)
-    text = decode_ids(tokenizer, thinking_ids + answer_ids)
+    text = decode_ids(tokenizer, thinking_ids + forced_ids + answer_ids)
     # The tokens of one character can be split between the thinking and the answer. In this case,
     # the entire text is returned as the answer.
     if not text.startswith(thinking_text):
         thinking_text = ""
     counts = {
         "thinking_tokens": used if early else thinking,
-        "forced_tokens": forced,
-        "answer_tokens": answered,
-        "total_tokens": used + forced + answered,
+        "forced_tokens": len(forced_ids),
+        "answer_tokens": len(answer_ids),
+        "total_tokens": used + len(forced_ids) + len(answer_ids),
         "closed_by": CLOSE_NAMES[CLOSED_BY_BUDGET if early else int(trunks.close[row])],
         "finished": bool(branches.finished[row, lane]),
     }

@@ -255,16 +255,7 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
     recorded_sections = read_settings(path)
     # Convert tuples to lists by a round trip through JSON, as in the recorded settings.
     present_sections = json.loads(json.dumps(settings))
-    for name in (PROMPT_FINGERPRINTS, SPLIT):
-        if name not in recorded_sections:
-            # Folders written by earlier versions contain neither fingerprints nor the split. The
-            # digests of the questions and prompts are compared in any case.
-            present_sections.pop(name, None)
-    _drop_replaced_entries(recorded_sections.get("policy"), present_sections.get("policy"))
-    decoding = recorded_sections.get("decoding")
-    if isinstance(decoding, dict) and "engine" in decoding:
-        # Folders written by earlier versions contain entries that a server does not use.
-        drop_decoder_entries(decoding)
+    _drop_uncompared_entries(recorded_sections.get("policy"), present_sections.get("policy"))
     recorded = flatten_dict(recorded_sections, sep=".")
     present = flatten_dict(present_sections, sep=".")
     differences = [
@@ -293,12 +284,11 @@ def drop_decoder_entries(decoding: dict[str, Any]) -> None:
         decoding.pop(name, None)
 
 
-def _drop_replaced_entries(recorded: Any, present: Any) -> None:
+def _drop_uncompared_entries(recorded: Any, present: Any) -> None:
     """Removes entries of two policies that are not compared, if both policies are runs.
 
-    Runs are compared by their weights. Then the fingerprint of the whole config is not compared,
-    because it also contains settings that do not affect an existing checkpoint, such as
-    `train.steps`. Folders written by earlier versions contain only this fingerprint.
+    Runs are compared by their weights. The fingerprint of the whole config is not compared, because
+    it also contains settings that do not affect an existing checkpoint, such as `train.steps`.
 
     Args:
       recorded: section "policy" of the settings in the folder.
@@ -307,12 +297,12 @@ def _drop_replaced_entries(recorded: Any, present: Any) -> None:
     policies = (recorded, present)
     if not all(isinstance(policy, dict) and "run" in policy for policy in policies):
         return
-    replaced = ["run"] if "weights" in recorded else ["weights", "model"]
+    uncompared = ["run"]
     if recorded.get("step") != present.get("step"):
         # The error names the step, so the weights would add nothing.
-        replaced.append("weights")
+        uncompared.append("weights")
     for policy in policies:
-        for name in replaced:
+        for name in uncompared:
             policy.pop(name, None)
 
 

@@ -33,6 +33,7 @@ from bacr_jax.evaluation.job_checks import (
     check_compared,
     check_free,
     check_labels,
+    check_largest_budget,
     check_length,
     check_swap,
     positions_of_model,
@@ -57,7 +58,7 @@ from bacr_jax.evaluation.summary import summarise
 from bacr_jax.files import write_json, write_lines
 from bacr_jax.methods.registry import make_method
 from bacr_jax.prompts.budget_prompt import budget_words
-from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
+from bacr_jax.prompts.fingerprints import encoding_fingerprints
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.graders import failures
 from bacr_jax.prompts.prompted_questions import PromptedQuestions, load_sets, load_training_texts
@@ -298,14 +299,6 @@ def _choose_problems(
     return chosen, described
 
 
-def _prompt_fingerprints(tokenizer: Any, style: PromptFormat) -> dict[str, str]:
-    """Returns digests of the tokenizer and of its chat template."""
-    return {
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "template": template_fingerprint(tokenizer, style),
-    }
-
-
 def training_set(
     spec: str | Sequence[str] | None, data: DataConfig, seed: int, *, is_optional: bool
 ) -> tuple[QuestionSet | None, str]:
@@ -383,7 +376,8 @@ def prepare(
     tokenizer = saved.tokenizer()
     limits = EvaluationLimits(config.eval, config.budget, config.rollout.answer_tokens)
     check_grace(config.budget.grace, tokenizer)
-    positions = positions_of_model(config.model, limits, tokenizer)
+    positions = positions_of_model(config.model, tokenizer)
+    check_largest_budget(limits, positions)
     style = saved.style or trained_style(resolve(config).method)
     if swap:
         method = make_method(resolve(config).method)
@@ -398,7 +392,7 @@ def prepare(
         "policy": saved.recorded_identity(),
         "sets": described,
         "decoding": _decoding(config, style, settings, chosen, url, swap=swap),
-        folder.PROMPT_FINGERPRINTS: _prompt_fingerprints(tokenizer, style),
+        folder.PROMPT_FINGERPRINTS: encoding_fingerprints(tokenizer, style),
     }
     all_settings |= {"grader": grader} if grader else {}
     all_settings |= {folder.SPLIT: split} if split != "test" else {}

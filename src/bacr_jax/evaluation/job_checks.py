@@ -110,17 +110,28 @@ def check_swap(
         )
 
 
-def positions_of_model(model: ModelConfig, limits: EvaluationLimits, tokenizer: Any) -> int:
-    """Returns the model's number of positions. Raises UserError if a budget exceeds it."""
+def positions_of_model(model: ModelConfig, tokenizer: Any) -> int:
+    """Returns the model's number of positions, before its weights are read."""
     rows = setup.vocabulary_rows(model, len(tokenizer))
-    positions = setup.model_shape(model, rows).max_positions
-    largest = limits.largest + limits.budget.grace
-    if largest >= positions:
+    return setup.model_shape(model, rows).max_positions
+
+
+def fits_alone(budget: int, grace: int, positions: int) -> bool:
+    """True if a budget and its grace window fit next to a prompt of one token, without an answer.
+
+    Budgets that do not fit can be refused before the prompts are known.
+    """
+    needed = setup.positions_needed(prompt=1, forced=0, answers=0, grace=grace, thinking=budget)
+    return needed <= positions
+
+
+def check_largest_budget(limits: EvaluationLimits, positions: int) -> None:
+    """Raises UserError if the largest budget exceeds the model's number of positions."""
+    if not fits_alone(limits.largest, limits.budget.grace, positions):
         raise UserError(
             f"{_largest_option(limits)}: the model has only {positions} positions for prompt, "
             "thinking and answer together; use a smaller number"
         )
-    return positions
 
 
 def check_length(
@@ -137,7 +148,9 @@ def check_length(
     declared = len(declaration(tokenizer, style, limits.evaluation, largest))
     for name, questions in sets.items():
         prompt = questions.longest + declared
-        free = positions - prompt - forced - answers - limits.budget.grace
+        free = positions - setup.positions_needed(
+            prompt=prompt, forced=forced, answers=answers, grace=limits.budget.grace
+        )
         if largest > free:
             advice = "set a smaller rollout.answer_tokens"
             if free > 0:

@@ -4,6 +4,7 @@
 sample its rollouts.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,6 @@ from bacr_jax.model.hf.generation_config import read_sampling
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import eos_ids
 from bacr_jax.prompts.thinking_section import describe
-from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.report.chosen_step import step_lines
 from bacr_jax.runs.chosen_step import choose_step
@@ -33,7 +33,7 @@ from bacr_jax.runs.saved_policy import (
     read_params,
     trained_style,
 )
-from bacr_jax.runs.setup import model_shape
+from bacr_jax.runs.setup import model_shape, run_tokenizer
 from bacr_jax.types import Params
 
 
@@ -172,11 +172,8 @@ def _module(
 
 def _tokenizer(data: DataConfig, model: ModelConfig, base: Path | None) -> Any:
     """Loads the tokenizer of a run, given the folder of its base model."""
-    tokenizer_of_data = own_tokenizer(data)
-    if tokenizer_of_data is not None:
-        return tokenizer_of_data
-    folder = model.tokenizer or base
-    return load_tokenizer(folder, where="model.tokenizer", model=base)
+    path = None if base is None else str(base)
+    return run_tokenizer(data, dataclasses.replace(model, path=path))
 
 
 def _written_tokenizer(data: DataConfig, model: ModelConfig) -> Any:

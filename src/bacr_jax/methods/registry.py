@@ -51,44 +51,11 @@ def load_method(config: MethodSettings) -> Method:
       UserError: If the method cannot be loaded or is incompatible with the config.
     """
     method = make_method(config)
-    for problem in (
-        *redefinitions(config, method.published),
-        *_stage_problems(config, method),
-        *_teacher_problems(config, method),
-        *_verdict_problems(config, method),
-    ):
+    for problem in _method_problems(config, method):
         raise UserError(problem)
-    if method.conditioned and not method.truncates_at_budget:
-        raise UserError(
-            f"method={config.method}: make(config) returned conditioned=True with "
-            "truncates_at_budget=False, but a budget embedding needs traces that are truncated "
-            "at their budget; return conditioned=False, and set conditioning.budget_input=prompt"
-        )
-    if config.budget.shuffle_input:
-        _check_shuffled_input(config, method)
     if config.loss.overlong_filter:
         return overlong_filtered(method)
     return method
-
-
-def _check_shuffled_input(config: MethodSettings, method: Method) -> None:
-    """Raises UserError if the method does not support `budget.shuffle_input`.
-
-    The input budget of a trace then differs from the budget at which the trace is truncated. A
-    value head and score norms do not support this, because they are computed with one budget.
-    """
-    reason = ""
-    if not method.truncates_at_budget:
-        reason = "truncates no trace at its budget"
-    elif method.uses_value:
-        reason = "has a value head, which receives the budget too"
-    elif method.needs_score_norms:
-        reason = "needs score norms, which are computed with the budget of the trace"
-    if reason:
-        raise UserError(
-            f"budget.shuffle_input=true: method={config.method} {reason}; set "
-            "budget.shuffle_input=false, or use another method or advantage.baseline"
-        )
 
 
 def overlong_filtered(method: Method) -> Method:
@@ -159,10 +126,17 @@ def problems(config: MethodSettings) -> Iterator[str]:
         return
     method = module.make(config)
     yield from _ahead_problems(config, method)
+    yield from _method_problems(config, method)
+
+
+def _method_problems(config: MethodSettings, method: Method) -> Iterator[str]:
+    """Yields an error message for each setting that a method does not support."""
     yield from redefinitions(config, method.published)
     yield from _stage_problems(config, method)
     yield from _teacher_problems(config, method)
     yield from _verdict_problems(config, method)
+    yield from _embedding_problems(config, method)
+    yield from _shuffled_input_problems(config, method)
 
 
 def _ahead_problems(config: MethodSettings, method: Method) -> Iterator[str]:
@@ -211,6 +185,38 @@ def _verdict_problems(config: MethodSettings, method: Method) -> Iterator[str]:
             f"reward.weights: method={config.method} needs to know whether an answer is right, "
             "which a weighted sum of rewards does not show; set reward.weights={}, or use "
             "another method such as grpo"
+        )
+
+
+def _embedding_problems(config: MethodSettings, method: Method) -> Iterator[str]:
+    """Yields an error message if a budget is embedded that does not truncate its trace."""
+    if method.conditioned and not method.truncates_at_budget:
+        yield (
+            f"method={config.method}: make(config) returned conditioned=True with "
+            "truncates_at_budget=False, but a budget embedding needs traces that are truncated "
+            "at their budget; return conditioned=False, and set conditioning.budget_input=prompt"
+        )
+
+
+def _shuffled_input_problems(config: MethodSettings, method: Method) -> Iterator[str]:
+    """Yields an error message if the method does not support `budget.shuffle_input`.
+
+    The input budget of a trace then differs from the budget at which the trace is truncated. A
+    value head and score norms do not support this, because they are computed with one budget.
+    """
+    if not config.budget.shuffle_input:
+        return
+    reason = ""
+    if not method.truncates_at_budget:
+        reason = "truncates no trace at its budget"
+    elif method.uses_value:
+        reason = "has a value head, which receives the budget too"
+    elif method.needs_score_norms:
+        reason = "needs score norms, which are computed with the budget of the trace"
+    if reason:
+        yield (
+            f"budget.shuffle_input=true: method={config.method} {reason}; set "
+            "budget.shuffle_input=false, or use another method or advantage.baseline"
         )
 
 

@@ -352,7 +352,7 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]
             last_phase = _ENDED
             _fail(peers)
         # A failed collective operation is often the first sign of a lost process.
-        local_errors = (UserError, OutOfMemory)
+        local_errors = (UserError, OSError, OutOfMemory)
         deadline = time.monotonic() + 2 * SILENCE_AFTER_FAILURE
         while not isinstance(error, (*local_errors, *expected)) and time.monotonic() < deadline:
             exit_if_lost(SILENCE_AFTER_FAILURE)

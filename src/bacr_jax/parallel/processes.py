@@ -8,13 +8,14 @@ writes files, except for checkpoints and the count of restarts (`runs.restarts`)
 
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +26,8 @@ from bacr_jax.config.gpus import memory_fraction
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel.launcher_env import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_incomplete
 from bacr_jax.parallel.peers import relay
+
+_Result = TypeVar("_Result")
 
 # Options of JAX whose other values change the results of a run, or make operations fail. With other
 # generators of random numbers, a sampled token depends on the slot of its row, because JAX uses
@@ -379,6 +382,52 @@ def texts_of_all(text: str) -> list[str]:
 def text_from_first(text: str) -> str:
     """Broadcasts the text of process 0 to all processes."""
     return texts_of_all(text if is_first() else "")[0]
+
+
+def on_first(action: Callable[[], _Result]) -> _Result | None:
+    """Runs an action in process 0 while the other processes wait. This is a collective operation.
+
+    Args:
+      action: function that reads or writes files. It must contain no collective operation.
+
+    Returns:
+      The result of the action in process 0, and None in the other processes.
+
+    Raises:
+      UserError or OSError: the action failed. The same error is raised in all processes.
+    """
+    result = None
+    error: UserError | OSError | None = None
+    if is_first():
+        try:
+            result = action()
+        except (UserError, OSError) as raised:
+            error = raised
+    text = text_from_first("" if error is None else _error_to_text(error))
+    if error is not None:
+        raise error
+    if text:
+        raise _error_from_text(text)
+    return result
+
+
+def _error_to_text(error: UserError | OSError) -> str:
+    """Returns the arguments of an error as JSON, from which `_error_from_text` creates it again."""
+    if isinstance(error, UserError):
+        return json.dumps({"lines": error.lines})
+    arguments = [*error.args]
+    if error.filename is not None:
+        # `args` does not contain the file name.
+        arguments.append(str(error.filename))
+    return json.dumps({"arguments": arguments}, default=str)
+
+
+def _error_from_text(text: str) -> UserError | OSError:
+    """Returns an error equal to the one that was passed to `_error_to_text`."""
+    content = json.loads(text)
+    if "lines" in content:
+        return UserError(*content["lines"])
+    return OSError(*content["arguments"])
 
 
 def to_host(tree: Any) -> Any:

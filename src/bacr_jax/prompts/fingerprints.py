@@ -55,6 +55,18 @@ def template_fingerprint(tokenizer: Any, style: PromptFormat) -> str:
     return _digest(texts, ids, list(eos_ids(tokenizer, style)))
 
 
+def encoding_fingerprints(tokenizer: Any, style: PromptFormat) -> dict[str, str]:
+    """Returns digests of the tokenizer and its chat template, keyed as in the files of runs.
+
+    Raises:
+      UserError: If `template_fingerprint` raises it.
+    """
+    return {
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "template": template_fingerprint(tokenizer, style),
+    }
+
+
 def prompts_fingerprint(prompts: Prompts, budget_prompts: BudgetPrompts | None) -> str:
     """Computes a digest of the token ids of prompts, with and without a budget.
 

@@ -20,11 +20,7 @@ from bacr_jax.config.settings import TaskSettings
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import encoding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
-from bacr_jax.prompts.fingerprints import (
-    prompts_fingerprint,
-    template_fingerprint,
-    tokenizer_fingerprint,
-)
+from bacr_jax.prompts.fingerprints import encoding_fingerprints, prompts_fingerprint
 from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.graders import (
     OnRows,
@@ -112,10 +108,7 @@ class TaskData:
     @functools.cached_property
     def prompt_fingerprints(self) -> dict[str, str]:
         """Returns digests of the tokenizer, the chat template and the prompts, keyed by name."""
-        fingerprints = {
-            "tokenizer": tokenizer_fingerprint(self.tokenizer),
-            "template": template_fingerprint(self.tokenizer, self.style),
-        }
+        fingerprints = encoding_fingerprints(self.tokenizer, self.style)
         sets = {"data.train": self.train, "eval.holdout": self.holdout, **self.eval}
         for name, questions in sets.items():
             fingerprints[name] = prompts_fingerprint(questions.prompts, questions.budget_prompts)
@@ -306,14 +299,11 @@ class TaskData:
     def responses(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
         """Returns the responses [B][M]: thinking up to a truncation point, suffix and answer."""
         prompt_lengths = np.asarray(trunks.prompt_lengths)
-        contexts = np.asarray(branches.context)
-        trunk_tokens = np.asarray(trunks.tokens)
-        branch_tokens = np.asarray(branches.tokens)
-        forced = np.asarray(branches.forced)
+        thinking_before_cut = np.asarray(branches.context) - prompt_lengths[:, None]
 
         def opening(row: int, cut: int) -> str:
-            thinking = trunk_tokens[row, prompt_lengths[row] : contexts[row, cut]]
-            suffix = branch_tokens[row, cut, : forced[row, cut]]
+            thinking = trunks.thinking_ids(row)[: thinking_before_cut[row, cut]]
+            suffix = branches.forced_ids(row, cut)
             return self.style.think_open + decode_ids(self.tokenizer, [*thinking, *suffix])
 
         return self._answers(branches, opening)
@@ -325,18 +315,14 @@ class TaskData:
           opening: function of the indices of a row and a truncation point (cut). It returns the
             text before the sampled text.
         """
-        starts = np.asarray(branches.forced)
-        stops = starts + np.asarray(branches.sampled)
-        tokens = np.asarray(branches.tokens)
-        num_rows, num_cuts = starts.shape
+        num_rows, num_cuts = branches.sampled.shape
         texts = []
         for row in range(num_rows):
             row_texts = []
             for cut in range(num_cuts):
-                ids = tokens[row, cut, starts[row, cut] : stops[row, cut]].tolist()
                 text = answer_text(
                     self.tokenizer,
-                    ids,
+                    branches.answer_ids(row, cut),
                     opened=opening(row, cut),
                     closed=self.style.answer_close,
                 )

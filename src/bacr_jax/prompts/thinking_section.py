@@ -109,11 +109,12 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
       where: path of its file, for error messages.
 
     Raises:
-      UserError: If the format is malformed or was written by an incompatible version.
+      UserError: If the format is incomplete or malformed.
     """
     fields = raw.get("prompt_format")
     hints = typing.get_type_hints(PromptFormat)
-    if not isinstance(fields, dict) or set(fields) - set(hints) or "name" not in fields:
+    # `describe` omits an empty date.
+    if not isinstance(fields, dict) or {"date", *fields} != set(hints):
         raise _damaged(where, "prompt_format", fields)
     values: dict[str, Any] = {}
     for name, value in fields.items():

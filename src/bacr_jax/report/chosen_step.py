@@ -17,7 +17,7 @@ def describe_best(best: Mapping[str, Any]) -> str:
       best: content of best.json, which must name an evaluation set.
     """
     text = f"mean accuracy {100 * best['accuracy']:.1f} % on {set_title(best['set'])}"
-    worst = best.get("worst")
+    worst = best["worst"]
     if worst is None:
         return text
     change = f"{100 * worst['before']:.1f} to {100 * worst['after']:.1f} %"
@@ -25,36 +25,26 @@ def describe_best(best: Mapping[str, Any]) -> str:
 
 
 def declines_of(records: Iterable[Mapping[str, Any]]) -> list[Decline]:
-    """Converts entries of `declines` in best.json or summary.json.
-
-    Entries of earlier versions lack some fields, which then have their default values.
-    """
-    return [
-        Decline(**{name: record[name] for name in Decline._fields if name in record})
-        for record in records
-    ]
+    """Converts entries of `declines` in best.json or summary.json."""
+    return [Decline(**record) for record in records]
 
 
 def certainty_text(worse: Sequence[Decline]) -> str:
     """Lists results that are worse than before training, and whether they may be chance.
 
-    Results that a test shows to be worse come first. Results of earlier versions were not tested
-    and come last, without a remark.
+    Results that a test shows to be worse come first.
 
     Args:
       worse: results of one evaluation set; at least one.
     """
     parts = []
-    for is_shown in (True, False, None):
-        selected = [decline for decline in worse if decline.is_shown is is_shown]
-        if not selected:
-            continue
-        text = decline_text(selected)
-        if is_shown:
-            text += " (shown by an exact test)"
-        elif is_shown is not None:
-            text += f" (may be chance with {selected[0].problems:,} questions)"
-        parts.append(text)
+    shown = [decline for decline in worse if decline.is_shown]
+    if shown:
+        parts.append(f"{decline_text(shown)} (shown by an exact test)")
+    others = [decline for decline in worse if not decline.is_shown]
+    if others:
+        remark = f"may be chance with {others[0].problems:,} questions"
+        parts.append(f"{decline_text(others)} ({remark})")
     return "; ".join(parts)
 
 
@@ -116,6 +106,6 @@ def best_note(best: Mapping[str, Any] | None) -> str:
         f"the best checkpoint is step {best['step']} ({describe_best(best)}); export, evaluate, "
         "generate and serve take it"
     )
-    if declines := declines_of(best.get("declines", [])):
+    if declines := declines_of(best["declines"]):
         return f"{note}, although it is worse than before training: {decline_text(declines)}"
     return note

@@ -112,8 +112,7 @@ def _tokens_text(entry: Mapping[str, Any], mean: str, interval: str) -> str:
 
     `mean` and `interval` are the fields of `entry` that contain them.
     """
-    # Results of earlier versions do not contain all means.
-    if entry.get(mean) is None:
+    if entry[mean] is None:
         return NONE
     low, high = entry[interval]
     return f"{entry[mean]:,.1f} [{low:,.1f}, {high:,.1f}]"
@@ -140,10 +139,7 @@ def thinking_by_verdict(name: str, summary: Summary) -> Table:
 
 def _cut_early(dense: Dense) -> str:
     """Returns the label of a dense curve, which contains the budget that the policy received."""
-    # In results of earlier versions, the field is named `told`.
-    budget = max(
-        curve["budget"] if "budget" in curve else curve["told"] for curve in dense.values()
-    )
+    budget = max(curve["budget"] for curve in dense.values())
     return f"one trace with {budget:,} tokens, truncated early"
 
 

@@ -208,8 +208,8 @@ def _worse_text(run: RunData) -> str:
 def _declines_by_set(run: RunData) -> dict[str, list[Decline]]:
     """Returns the declines of a run in all decoding modes, by evaluation set.
 
-    They are read from summary.json. If it is missing or has no declines, because the run is
-    unfinished or an older version wrote it, they are computed from the evaluations.
+    They are read from summary.json. If it is missing, because the run is unfinished, they are
+    computed from the evaluations.
     """
     recorded = run.summary.get("declines")
     if recorded is not None:

@@ -46,9 +46,6 @@ _STRONG = 0.5
 # Fields that must be lists unless they are missing, None or empty.
 _LISTS = ("segments", "extracted", "decided_by", *(field for _, field, _ in _NUMBERS))
 
-# Names of fields in the traces of earlier versions, with their current names.
-_EARLIER_NAMES = {"told": "policy_budget", "told_by": "budget_input"}
-
 
 def read_traces(folder: Path) -> list[Trace]:
     """Reads the traces of a run, ordered by step.
@@ -62,16 +59,15 @@ def read_traces(folder: Path) -> list[Trace]:
     paths = sorted(folder.glob("*.jsonl"))
     traces = []
     for path in _evenly_spaced(paths, min(_MOST_FILES, len(paths))):
-        for line in read_lines(path):
-            record = {_EARLIER_NAMES.get(name, name): value for name, value in line.items()}
+        for trace in read_lines(path):
             try:
-                _check(record)
+                _check(trace)
             except ODD:
                 raise UserError(
                     f"{path}: this file contains records that are not traces (sampled responses) "
                     "of this run; delete the file"
                 ) from None
-            traces.append(record)
+            traces.append(trace)
     return traces
 
 

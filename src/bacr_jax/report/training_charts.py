@@ -20,6 +20,7 @@ from bacr_jax.report.charts import (
     stepped,
 )
 from bacr_jax.report.run_data import RunData
+from bacr_jax.runs.metrics import NOT_IN_DURATION
 
 
 def _share_axis(label: str) -> Axis:
@@ -298,7 +299,7 @@ def _time_by_phase(runs: Sequence[RunData]) -> Bars:
         seconds = {
             name.removeprefix("time/"): _median(run, name)
             for name in names
-            if name.startswith("time/") and name not in ("time/tokens_per_s", "time/overlap")
+            if name.startswith("time/") and name not in NOT_IN_DURATION
         }
         ordered_phases = [phase for phase in _PHASES if phase in seconds]
         ordered_phases += [phase for phase in seconds if phase not in _PHASES]

@@ -111,7 +111,7 @@ def _record(state: Path) -> dict[str, Any]:
 
     Returns:
       A dict with the metadata (`meta`), and with the digests and types of the arrays by path
-      (`digests`, `types`). Checkpoints of earlier versions contain no types.
+      (`digests`, `types`).
 
     Raises:
       DigestMismatch: if the metadata was changed after it was saved.
@@ -549,25 +549,17 @@ class Checkpoints:
                     f"({difference}); use the config and the environment of that run, or another "
                     "output.dir"
                 ) from None
-            cause = "is damaged"
-            if difference is None and not isinstance(error, DigestMismatch):
-                cause += (
-                    ", or was saved for a model of another shape than the config describes, or for "
-                    "a method with another state"
-                )
-            raise UserError(self._unreadable(step, f"{cause} ({reason_of(error)})")) from None
+            cause = f"is damaged ({reason_of(error)})"
+            raise UserError(self._unreadable(step, cause)) from None
 
-    def _difference(self, step: int, like: Any) -> str | None:
-        """Returns `type_difference` of a checkpoint and a state.
-
-        The result is "" if the metadata is damaged, and None if it contains no types.
-        """
+    def _difference(self, step: int, like: Any) -> str:
+        """Returns `type_difference` of a checkpoint and a state; "" if its metadata is damaged."""
         try:
-            types = _record(self._path / str(step) / "state").get("types")
+            types = _record(self._path / str(step) / "state")["types"]
         # A damaged file can raise almost any exception.
         except Exception:
             return ""
-        return None if types is None else type_difference(types, types_of(like))
+        return type_difference(types, types_of(like))
 
     def _not_verified(self, step: int, error: BaseException) -> str:
         """Returns the error message for a checkpoint that can't be read back after saving."""

@@ -7,11 +7,11 @@ summary.json and the names of the checkpoints. It neither opens nor evaluates a 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 from bacr_jax import files
 from bacr_jax.config.cli import BEST, NEWEST
+from bacr_jax.config.reader import read_dataclass
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, steps_in
 
@@ -94,16 +94,22 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
         file is treated as missing.
     """
     try:
-        return _checked(files.read_object(paths.best))
+        best = read_dataclass(_Best, files.read_object(paths.best), str(paths.best))
+        if best.set is not None:
+            _check_rate(best.accuracy)
+        worst = None if best.worst is None else _change(_Change, best.worst, paths.best)
+        declines = [_change(_Decline, decline, paths.best) for decline in best.declines]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    # A UserError of `read_dataclass` is a ValueError.
+    except (OSError, ValueError, TypeError):
         if not required:
             return None
         raise UserError(
             f"{paths.best}, which names the best checkpoint, is damaged; pass --step with the "
             f"number of a step, or --step {NEWEST}"
         ) from None
+    return {**vars(best), "worst": worst, "declines": declines}
 
 
 def _declines_at_end(paths: RunPaths, step: int) -> dict[str, list[dict[str, Any]]]:
@@ -115,68 +121,57 @@ def _declines_at_end(paths: RunPaths, step: int) -> dict[str, list[dict[str, Any
         summary = files.read_object(paths.summary)
         if summary["steps"] != step:
             return {}
-        declines = dict(summary["declines"])
-        for of_set in declines.values():
-            for decline in of_set:
-                _check_decline(decline)
+        return {
+            name: [_change(_Decline, decline, paths.summary) for decline in of_set]
+            for name, of_set in dict(summary["declines"]).items()
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return declines
 
 
-def _checked(best: dict[str, Any]) -> dict[str, Any]:
-    """Validates the fields of best.json, and adds defaults for missing optional fields.
+@dataclass(frozen=True)
+class _Change:
+    """A rate at one budget, before and after training, in best.json and summary.json."""
+
+    budget: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class _Decline(_Change):
+    """A result that is worse than before training (`evaluation.decline.Decline`)."""
+
+    mode: str
+    measure: str
+    problems: int
+    is_shown: bool
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The content of best.json (`evaluation.selection.to_record`)."""
+
+    step: int
+    accuracy: float | None
+    set: str | None
+    worst: Any
+    declines: Any
+
+
+def _change(cls: type[_Change], parsed: Any, path: Path) -> dict[str, Any]:
+    """Returns the fields of a record of a file, after their types and rates were checked.
 
     Raises:
-      KeyError: if a required field is missing.
-      TypeError: if a field has the wrong type.
-      ValueError: if an accuracy is outside [0, 1].
+      ValueError: if the record is not one of the class `cls`.
     """
-    chosen_on = best.get("set")
-    worst = best.get("worst")
-    declines = best.get("declines", [])
-    _check_type(best["step"], int)
-    if chosen_on is not None:
-        _check_type(chosen_on, str)
-        _check_share(best["accuracy"])
-    if worst is not None:
-        _check_change(worst)
-    for decline in declines:
-        _check_decline(decline)
-    return {
-        "step": best["step"],
-        "accuracy": best.get("accuracy"),
-        "set": chosen_on,
-        "worst": worst,
-        "declines": declines,
-    }
+    change = read_dataclass(cls, parsed, str(path))
+    _check_rate(change.before)
+    _check_rate(change.after)
+    return vars(change)
 
 
-def _check_type(value: Any, kind: type | UnionType) -> None:
-    """Raises TypeError if a value is not an instance of `kind`."""
-    if not isinstance(value, kind):
-        raise TypeError
-
-
-def _check_share(value: Any) -> None:
-    """Raises ValueError if a number is outside [0, 1], and TypeError if it is not a number."""
-    # Comparing a value that is not a number raises TypeError.
-    if not 0 <= value <= 1:
+def _check_rate(rate: float | None) -> None:
+    """Raises ValueError if a rate is None or outside [0, 1]."""
+    if rate is None or not 0.0 <= rate <= 1.0:
         raise ValueError
-
-
-def _check_change(change: Any) -> None:
-    """Validates a record that contains a metric at one budget, before and after training."""
-    _check_type(change["budget"], str)
-    _check_share(change["before"])
-    _check_share(change["after"])
-
-
-def _check_decline(decline: Any) -> None:
-    """Validates a record of a result that is worse than before training."""
-    _check_change(decline)
-    _check_type(decline["mode"], str)
-    _check_type(decline["measure"], str)
-    # Results of earlier versions lack these fields.
-    _check_type(decline.get("problems"), int | None)
-    _check_type(decline.get("is_shown"), bool | None)

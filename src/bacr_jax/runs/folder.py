@@ -45,10 +45,11 @@ _CONFIG = "config.yaml"
 _SET_ASIDE = "before-resume"
 # Prefix of the first line of config.yaml. It is followed by a digest of the remaining lines.
 _SEAL = "# The run's own; sha256 of what follows: "
-# Config keys that may differ when a run is resumed, because they do not affect training: paths,
-# devices, servers, outputs, the keys that only affect speed (`config.io`), and `data.eval_missing`,
-# since `data.eval` already lists the sets that exist.
+# Config keys that may differ when a run is resumed, because they do not affect training: the keys
+# that only affect speed, paths, devices, servers, outputs, and `data.eval_missing`, since
+# `data.eval` already lists the sets that exist.
 _MAY_DIFFER = (
+    *config_io.SPEED_KEYS,
     "output.dir",
     "mesh.data",
     "mesh.fsdp",
@@ -62,10 +63,6 @@ _MAY_DIFFER = (
     "output.format_report",
     "output.tensorboard",
     "output.wandb",
-    "output.compile_cache",
-    "rollout.windows",
-    "rollout.refill",
-    "eval.slots",
     "rollout.urls",
     "rollout.weights_dir",
 )
@@ -96,7 +93,7 @@ def read_config_file(path: Path) -> Config:
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     first_line, _, rest = text.partition("\n")
     is_sealed = first_line.startswith(_SEAL)
-    config = config_io.load([path], accept_earlier=is_sealed)
+    config = config_io.load([path])
     if not text.strip():
         raise UserError(
             f"{path}, the config that the run wrote, is empty; restore its original content"

@@ -6,7 +6,7 @@ so that healthy runs do not exceed them. Warnings do not change the run.
 
 import collections
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -447,23 +447,12 @@ class RunHealth:
             "unrewarded_steps": self._unrewarded_steps,
         }
 
-    def resume(self, record: Mapping[str, Any] | None, logged: Iterable[Metrics]) -> None:
-        """Restores the history of a resumed run. No warnings are given.
-
-        Args:
-          record: history that `to_record` returned, or None for a checkpoint of an earlier version.
-          logged: metrics of the earlier iterations that were logged (`output.log_every`), in order.
-            They are only read without a record.
-        """
-        if record is None:
-            for metrics in logged:
-                list(self.warnings(metrics))
-            return
+    def resume(self, record: Mapping[str, Any]) -> None:
+        """Restores the history of a resumed run, which `to_record` returned."""
         self._first = record["first"]
         self._in_a_row = collections.Counter(record["in_a_row"])
         self._warned = set(record["warned"])
         self._smoothed_accuracy = record["smoothed_accuracy"]
         self._best_accuracy = record["best_accuracy"]
-        # A record of an earlier version does not contain these numbers.
-        self._rewarded_steps = record.get("rewarded_steps", 0)
-        self._unrewarded_steps = record.get("unrewarded_steps", 0)
+        self._rewarded_steps = record["rewarded_steps"]
+        self._unrewarded_steps = record["unrewarded_steps"]

@@ -18,6 +18,10 @@ from bacr_jax.errors import UserError, attempt
 from bacr_jax.files import append_line, check_regular, read_lines, write_atomically
 from bacr_jax.runs.folder import RunFolder
 
+# Metrics of a step whose names begin with "time/", but that are not part of its duration: a
+# throughput, and the time of work that overlaps with other work.
+NOT_IN_DURATION = ("time/tokens_per_s", "time/overlap")
+
 # A table of traces. Each row maps column names to texts or numbers.
 TableRows = Sequence[Mapping[str, Any]]
 
@@ -196,14 +200,6 @@ OF_THE_MACHINE = ("time/", "process/")
 def as_json(value: float | int) -> float | int | str:
     """Returns a number that can be serialized as JSON. Infinities and NaN become strings."""
     return value if math.isfinite(value) else str(value)
-
-
-def from_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metrics of a line of metrics.jsonl, with NaN and infinity as numbers."""
-    return {
-        name: float(value) if value in ("nan", "inf", "-inf") else value
-        for name, value in metrics.items()
-    }
 
 
 class MetricsWriter:

@@ -203,8 +203,7 @@ def check_same_model(
 ) -> None:
     """Checks that the config.json of a model folder describes the model that was trained.
 
-    Only the fields that both configurations contain are compared. Checkpoints of earlier versions
-    contain no configuration.
+    Only the fields that both configurations contain are compared.
 
     Args:
       then: metadata of the checkpoint, which may contain `model_record`.
@@ -255,13 +254,11 @@ def check_same_questions(
             f"run in {run}; {advice}; to evaluate a finished run on other questions, use bacr "
             "evaluate --run"
         )
-    # Older checkpoints contain only the digest of the grader's file.
-    grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
-    verifiers_before = then.get("verifier_fingerprints", grader_only)
-    verifiers_now = now["verifier_fingerprints"]
-    _check_same_code("the code that grades answers", verifiers_before, verifiers_now, run)
-    method_before = then.get("method_fingerprints", {})
-    _check_same_code("the code of the method", method_before, now["method_fingerprints"], run)
+    for code, group in (
+        ("the code that grades answers", "verifier_fingerprints"),
+        ("the code of the method", "method_fingerprints"),
+    ):
+        _check_same_code(code, then[group], now[group], run)
 
 
 def _changed_eval_sets(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -276,20 +273,17 @@ def _changed_eval_sets(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     only_now = {name: current[name] for name in current.keys() - shared_names}
     changed = [name for name in shared_names if before[name] != current[name]]
     changed += [name for name, digest in only_before.items() if digest not in only_now.values()]
-    # Older checkpoints contain only the digest of the last set of several with equal names.
-    is_incomplete = len(before) < len(then["config"].get("data.eval", ()))
-    if not is_incomplete:
-        changed += [name for name, digest in only_now.items() if digest not in only_before.values()]
+    changed += [name for name, digest in only_now.items() if digest not in only_before.values()]
     return sorted(changed)
 
 
 def _check_same_code(
-    code: str, before: Mapping[str, str | None], now: Mapping[str, str], run: Path
+    code: str, before: Mapping[str, str], now: Mapping[str, str], run: Path
 ) -> None:
     """Checks that the user's files have the same content as when a run was started.
 
-    A file that is missing in `before` is not checked. It is another file, which --allow-change has
-    already permitted, or the checkpoint is older than the digests.
+    A file that is missing in `before` is not checked, because it is another file, which
+    --allow-change has already permitted.
 
     Args:
       code: description of the files, for the error message.
@@ -377,13 +371,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
       then: provenance of the checkpoint.
       now: provenance of the current inputs.
     """
-    if "prompt_fingerprints" not in then:
-        yield (
-            "note: the checkpoint does not contain a digest of its prompts, so the chat template "
-            "and the tokenizer were not compared with those that the run was trained with"
-        )
     for group in ("versions", "devices", "mesh", "machine", "switches"):
-        before = then.get(group, {})
+        before = then[group]
         after = now[group]
         if group not in ("devices", "mesh"):
             before, after = _changed_entries(before, after)
@@ -399,7 +388,8 @@ def _changed_entries(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the entries of two dicts whose values differ.
 
-    Entries of only one dict are left out, because earlier versions recorded fewer entries.
+    Entries of only one dict are left out. They are properties of another kind of device, which the
+    group "devices" contains.
     """
     names = [name for name in before if before[name] != after.get(name, before[name])]
     return {name: before[name] for name in names}, {name: after[name] for name in names}

@@ -132,10 +132,7 @@ def check_trained_with(
     from bacr_jax.runs.checkpoint import read_meta
     from bacr_jax.runs.provenance import check_same_prompts
 
-    now = {
-        "tokenizer": fingerprints.tokenizer_fingerprint(tokenizer),
-        "template": fingerprints.template_fingerprint(tokenizer, style),
-    }
+    now = fingerprints.encoding_fingerprints(tokenizer, style)
     check_same_prompts(read_meta(_state_folder(run, step)), now, values, run)
 
 

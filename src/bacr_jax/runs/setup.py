@@ -166,6 +166,23 @@ def _check_teacher(folder: str, shape: Qwen2Config) -> None:
         )
 
 
+def positions_needed(
+    *, prompt: int, forced: int, answers: int, grace: int, thinking: int = 0
+) -> int:
+    """Returns the number of positions of a trace with all of its parts, in tokens.
+
+    Without `thinking`, the result is the number of positions that thinking can't use.
+
+    Args:
+      prompt: tokens of the prompt, including a budget tag that is appended to it.
+      forced: tokens that are forced between thinking and answer.
+      answers: maximum number of answer tokens.
+      grace: tokens by which thinking may exceed its budget (`budget.grace`).
+      thinking: maximum number of thinking tokens, without the grace window.
+    """
+    return prompt + thinking + grace + forced + answers
+
+
 def check_positions(
     limits: ResponseLimits, shape: Qwen2Config, longest_prompt: int, suffix_length: int
 ) -> None:
@@ -182,7 +199,10 @@ def check_positions(
     largest = max(trained, evaluated) + limits.grace
     key = "budget.max" if trained >= evaluated else "eval.budgets"
     answers = limits.answer_tokens
-    free = shape.max_positions - longest_prompt - suffix_length - answers
+    # `largest` already contains the grace window.
+    free = shape.max_positions - positions_needed(
+        prompt=longest_prompt, forced=suffix_length, answers=answers, grace=0
+    )
     if largest > free:
         advice = f"set at most {free} tokens" if free > 0 else "set a smaller rollout.answer_tokens"
         raise UserError(

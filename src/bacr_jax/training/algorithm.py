@@ -34,7 +34,7 @@ from bacr_jax.training.logging import (
     host_metrics,
     iteration_metrics,
 )
-from bacr_jax.training.run import Run, RunState, RunStateAhead, completed_fraction
+from bacr_jax.training.run import Run, RunState, completed_fraction
 from bacr_jax.training.undo import MOST_IN_A_ROW, UpdateGuard, shares_of
 from bacr_jax.types import Poll, Prompts
 
@@ -109,7 +109,7 @@ def iterate(
     new = replace(
         state, train=train, curriculum=schedule, stream=cursors, method_state=method_state
     )
-    if isinstance(new, RunStateAhead):
+    if new.prefetched is not None:
         new = with_upcoming(new, upcoming, clock)
     # Includes the traces that an undone update discards.
     tokens = int(new.generated_tokens - tokens_before)
@@ -235,7 +235,7 @@ def sample_round(
     plan_key, rollout_key = stages.round_keys(key, step, index)
     # After an undone update, the policy is the one that sampled the previous step.
     version = step - 1 if again else step
-    if isinstance(state, RunStateAhead) and state.prefetched.is_sampled:
+    if state.prefetched is not None and state.prefetched.is_sampled:
         plan = state.prefetched.plan
         rollout = state.prefetched.rollout
         prompts = stages.prompts_of(run, plan)
@@ -343,10 +343,11 @@ def sample_ahead(
     return Upcoming(plan, cursors, begin(sample))
 
 
-def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock) -> RunStateAhead:
+def with_upcoming(state: RunState, upcoming: Upcoming | None, clock: Clock) -> RunState:
     """Waits for the batch that is being sampled in the background, and adds it to the state.
 
     Args:
+      state: state of a run with rollout.async_steps.
       upcoming: the batch that is being sampled. None if no batch is being sampled.
       clock: clock of the step, which records the waiting time.
 
@@ -357,6 +358,7 @@ def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock)
     sampled = None if upcoming is None else upcoming.wait()
     waiting_seconds = clock.lap("rollout")
     if upcoming is None or sampled is None:
+        assert state.prefetched is not None
         return replace(state, prefetched=replace(state.prefetched, is_sampled=np.array(False)))
     batch, sampling_seconds = sampled
     clock.laps["time/overlap"] = max(sampling_seconds - waiting_seconds, 0.0)

@@ -1,16 +1,17 @@
 """Checks a config, its data and its model before a device is used.
 
-`train.main` and `train.run` call these functions before they open the run folder. `bacr plan`,
-`bacr doctor` and studies only call `check`. This module does not train or write to the run folder.
+`train.main` and `train.run` call these functions before they open the run folder. `bacr plan` and
+`bacr doctor` only call `check`, and studies also call `completed`. This module does not train or
+write to the run folder.
 """
 
 import contextlib
 import dataclasses
 import difflib
+import functools
 from collections.abc import Sequence
-from pathlib import Path
 
-from bacr_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OutputConfig
+from bacr_jax.config import Config, DataConfig, ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import uninterrupted
 from bacr_jax.config.settings import resolve
@@ -58,35 +59,6 @@ def with_local_model(model: ModelConfig, *, download: bool) -> ModelConfig:
     return dataclasses.replace(model, path=path)
 
 
-def begun_data(output: OutputConfig) -> DataConfig | None:
-    """Returns the data settings of the run in `output.dir`, or None if there is no readable run."""
-    # An unreadable config is reported later, when the run folder is opened.
-    with contextlib.suppress(UserError, OSError, ValueError):
-        return run_folder.read_config_file(run_folder.RunPaths(run_path(output)).config).data
-    return None
-
-
-def with_available_sets(
-    data: DataConfig, evaluation: EvalConfig, begun: DataConfig | None, run: Path
-) -> DataConfig:
-    """Removes missing evaluation sets from the settings if `data.eval_missing` is `skip`.
-
-    Prints one line for every removed set.
-
-    Args:
-      data: section `data` of the config.
-      evaluation: section `eval` of the config.
-      begun: data settings of the run that is resumed, or None.
-      run: run folder.
-    """
-    from bacr_jax.questions.missing import without_missing
-
-    data, lines = without_missing(data, evaluation, begun, run)
-    for line in lines:
-        print(line, flush=True)
-    return data
-
-
 def completed(config: Config, *, download: bool) -> Config:
     """Resolves the config values that depend on files: model, evaluation sets and prompt date.
 
@@ -100,13 +72,11 @@ def completed(config: Config, *, download: bool) -> Config:
     Raises:
       UserError: the model or a set is missing.
     """
-    from bacr_jax.prompts.prompt_date import with_prompt_date
-
-    model = with_local_model(config.model, download=download)
-    begun = begun_data(config.output)
-    data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
-    data = with_prompt_date(data, model.tokenizer or model.path, begun)
-    return dataclasses.replace(config, model=model, data=data)
+    inputs = _Inputs(config, download)
+    inputs.resolve_model()
+    inputs.resolve_sets()
+    inputs.resolve_prompt_date()
+    return inputs.config
 
 
 def check_inputs(
@@ -134,7 +104,7 @@ def check_inputs(
     path = run_path(config.output)
     faults = faults_of(
         inputs.resolve_model,
-        inputs.resolve_sets,
+        inputs.check_sets,
         inputs.resolve_prompt_date,
         lambda: check_run_folder(
             path, config_io.flatten(inputs.config), resume=resume, allowed=allowed
@@ -153,9 +123,9 @@ def check_inputs(
 
 @dataclasses.dataclass
 class _Inputs:
-    """The inputs of a run, which `check_inputs` checks one after another.
+    """The inputs of a run, which `completed` resolves and `check_inputs` checks one after another.
 
-    A check that fails leaves the config unchanged, so that the next checks still run.
+    A step that fails leaves the config unchanged, so that the next checks still run.
 
     Attributes:
       config: config with the results of the checks so far.
@@ -170,6 +140,15 @@ class _Inputs:
     lines: list[str] = dataclasses.field(default_factory=list)
     reported: set[str] = dataclasses.field(default_factory=set)
 
+    @functools.cached_property
+    def begun_data(self) -> DataConfig | None:
+        """Data settings of the run in `output.dir`, or None if there is no readable run."""
+        # An unreadable config is reported later, when the run folder is opened.
+        with contextlib.suppress(UserError, OSError, ValueError):
+            path = run_folder.RunPaths(run_path(self.config.output)).config
+            return run_folder.read_config_file(path).data
+        return None
+
     def resolve_model(self) -> None:
         """Replaces a model's name by its folder. Raises UserError if the model is missing."""
         self.reported.add("model.path")
@@ -177,17 +156,31 @@ class _Inputs:
         self.config = dataclasses.replace(self.config, model=model)
         self.reported.remove("model.path")
 
-    def resolve_sets(self) -> None:
-        """Removes sets that may be missing. Raises UserError if a needed set is missing."""
+    def check_sets(self) -> None:
+        """Calls `resolve_sets`. Raises a single UserError if several needed sets are missing."""
         from bacr_jax.questions.missing import missing_together
 
-        config = self.config
-        line, missing = missing_together(config.data)
+        line, missing = missing_together(self.config.data)
         if line:
             self.reported.update(missing)
             raise UserError(line)
-        begun = begun_data(config.output)
-        data = with_available_sets(config.data, config.eval, begun, run_path(config.output))
+        self.resolve_sets()
+
+    def resolve_sets(self) -> None:
+        """Removes missing evaluation sets if `data.eval_missing` is `skip`.
+
+        Prints one line for every removed set.
+
+        Raises:
+          UserError: a set that the run needs is missing.
+        """
+        from bacr_jax.questions.missing import without_missing
+
+        config = self.config
+        path = run_path(config.output)
+        data, lines = without_missing(config.data, config.eval, self.begun_data, path)
+        for line in lines:
+            print(line, flush=True)
         self.config = dataclasses.replace(config, data=data)
 
     def resolve_prompt_date(self) -> None:
@@ -197,7 +190,7 @@ class _Inputs:
         config = self.config
         if "model.path" not in self.reported:
             folder = config.model.tokenizer or config.model.path
-            data = with_prompt_date(config.data, folder, begun_data(config.output))
+            data = with_prompt_date(config.data, folder, self.begun_data)
             self.config = dataclasses.replace(config, data=data)
 
     def read(self) -> None:

@@ -1,6 +1,6 @@
 """Events of a run, and the `Reporter` that passes them to the user's callbacks.
 
-`train.train` creates the reporter. docs/notebook.md describes what callbacks are allowed to do.
+`session.train` creates the reporter. docs/notebook.md describes what callbacks are allowed to do.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -303,17 +303,13 @@ def restore_files(
     Raises:
       UserError: a file can't be restored. Raised in all processes.
     """
-    error_text = ""
-    if processes.is_first():
-        try:
-            for line in history.restore_files(folder, recorded, step):
-                progress.print_line(line)
-            folder.truncate_after(step)
-        except UserError as error:
-            error_text = str(error)
-    error_text = processes.text_from_first(error_text)
-    if error_text:
-        raise UserError(error_text)
+
+    def restore() -> None:
+        for line in history.restore_files(folder, recorded, step):
+            progress.print_line(line)
+        folder.truncate_after(step)
+
+    processes.on_first(restore)
 
 
 def _keys(run: Run) -> list[jax.Array]:

@@ -26,7 +26,7 @@ from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.rollout.repetition import ends_in_repetition
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.training.dynamic_sampling import Round
-from bacr_jax.training.run import Run, RunState, RunStateAhead
+from bacr_jax.training.run import Run, RunState
 from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
@@ -92,7 +92,7 @@ def iteration_metrics(
     metrics |= schedule_metrics(schedule, weights, settings=resolve(run.config).method)
     metrics["rollout/tokens"] = tokens
     metrics["rollout/tokens_total"] = int(new.generated_tokens)
-    if isinstance(state, RunStateAhead):
+    if state.prefetched is not None:
         metrics["rollout/staleness"] = state.prefetched.is_sampled
     return metrics
 

@@ -1,6 +1,6 @@
 """Contains the trainer, which executes a training run from start to finish.
 
-`train.train` calls the methods of `Trainer` in order: start or resume, evaluate, iterate, save,
+`session.train` calls the methods of `Trainer` in order: start or resume, evaluate, iterate, save,
 finish. `algorithm.iterate` implements one iteration.
 """
 
@@ -32,7 +32,7 @@ from bacr_jax.runs.checkpoint import Checkpoints, restore_target
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
-from bacr_jax.runs.metrics import MetricsWriter, from_json
+from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_inputs, differences, provenance
 from bacr_jax.runs.setup import make_policy
@@ -163,7 +163,7 @@ class Trainer:
         for line in differences(meta, description):
             self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
-        self.limited = LimitedUpdates(**meta.get("limited_updates", {}))
+        self.limited = LimitedUpdates(**meta["limited_updates"])
         self.origin = recorded_origin(meta)
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
             # Checkpoints contain neither the reference policy nor the frozen base weights.
@@ -177,7 +177,7 @@ class Trainer:
         else:
             like = initialize.abstract_state(self.run)
         state = restore_with_snapshot(
-            self.checkpoints, like, step, meta.get("before_update"), self.guard, self.progress
+            self.checkpoints, like, step, meta.get("before_update"), self.guard
         )
         initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
@@ -187,8 +187,7 @@ class Trainer:
                 self.folder.forget_last_evaluation()
                 self.folder.summary.unlink(missing_ok=True)
             records = read_lines(self.folder.evaluations)
-            earlier = map(from_json, read_lines(self.folder.metrics))
-            self.health.resume(meta.get("health"), earlier)
+            self.health.resume(meta["health"])
         records = json.loads(processes.text_from_first(json.dumps(records)))
         self.evaluations.restore(records, self.checkpoints.steps)
         if self.writes:

@@ -50,9 +50,6 @@ def check_origin(
     parts = {_START: weights_from_files(settings, trained), _BASE: frozen}
     origin = {key: fingerprint(part) for key, part in parts.items() if part}
     changed = [key for key in origin if recorded.get(key, origin[key]) != origin[key]]
-    # In checkpoints of earlier versions, the first fingerprint includes all other weights.
-    if changed == [_START] and recorded[_START] == fingerprint({**frozen, **trained}):
-        changed = []
     if changed:
         raise UserError(
             f"{source}: these weights were changed since the start of the run, which still needs "

@@ -80,33 +80,30 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
       row: index of the trace in the batch.
     """
 
-    def decode(ids: Any) -> str:
-        return decode_ids(run.task_data.tokenizer, ids.tolist())
+    def decode(ids: list[int]) -> str:
+        return decode_ids(run.task_data.tokenizer, ids)
 
     trunks = done.chosen.rollout.trunks
     branches = done.chosen.rollout.branches
     start = int(trunks.prompt_lengths[row])
     thinking = int(trunks.thinking[row])
-    end = start + int(trunks.sampled[row])
-    cut_positions = [int(position) for position in branches.context[row]]
+    thinking_ids = trunks.thinking_ids(row)
+    tokens_before_cut = [int(position) - start for position in branches.context[row]]
     # The last segment is the text after the last truncation point.
-    segment_ends = [start, *cut_positions, end]
-    tokens_before_cut = [position - start for position in cut_positions]
+    segment_ends = [0, *tokens_before_cut, len(thinking_ids)]
     forced = branches.forced[row].tolist()
     answered = branches.sampled[row].tolist()
     question, rollout = divmod(row, done.chosen.plan.budgets.shape[1])
     read = done.chosen.group_batch.extra
     branches_of_row = jax.tree.map(lambda x: x[row : row + 1], branches)
     return {
-        "prompt": decode(trunks.tokens[row, :start]),
+        "prompt": decode(trunks.tokens[row, :start].tolist()),
         "budget": int(trunks.budgets[row]),
-        "thinking": decode(trunks.tokens[row, start:end]),
-        "segments": [
-            decode(trunks.tokens[row, first:last]) for first, last in pairwise(segment_ends)
-        ],
+        "thinking": decode(thinking_ids),
+        "segments": [decode(thinking_ids[first:last]) for first, last in pairwise(segment_ends)],
         "prompt_tokens": start,
         "thinking_tokens": thinking,
-        "closing_tokens": end - start - thinking,
+        "closing_tokens": len(thinking_ids) - thinking,
         "forced_tokens": forced,
         "answer_tokens": answered,
         "total_tokens": [sum(parts) for parts in zip(tokens_before_cut, forced, answered)],

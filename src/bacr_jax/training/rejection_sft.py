@@ -126,12 +126,8 @@ def make_examples(
         if not responses.correct[question] or int(trunks.close[row]) != CLOSED_BY_TAG:
             continue
         prompt = np.asarray(prompts.tokens[question])[: int(prompts.lengths[question])].tolist()
-        thinking_start = int(trunks.prompt_lengths[row])
-        thinking_end = thinking_start + int(trunks.thinking[row])
-        thinking = np.asarray(trunks.tokens[row])[thinking_start:thinking_end].tolist()
-        answer_start = int(branches.forced[row, 0])
-        answer_end = answer_start + int(branches.sampled[row, 0])
-        answer = np.asarray(branches.tokens[row, 0])[answer_start:answer_end].tolist()
+        thinking = trunks.thinking_ids(row)[: int(trunks.thinking[row])]
+        answer = branches.answer_ids(row, 0)
         opening = encode(settings.opening(int(responses.lengths[question])))
         response = opening + thinking + closing
         rows.append([(prompt, False), (response, True), (suffix, False), (answer, True)])

@@ -63,6 +63,10 @@ class RunState:
         32 bits overflow after about a thousand steps of a 7B run.
       method_state: state of the training method, such as running means. None if the method has no
         state.
+      prefetched: the batch of the next iteration, sampled one iteration ahead. None without
+        `rollout.async_steps`.
+      before_update: train state before the last update, as NumPy arrays (`undo.UpdateGuard`). None
+        except in checkpoints of a run whose updates can be undone.
     """
 
     train: TrainState
@@ -70,17 +74,8 @@ class RunState:
     stream: Int[np.ndarray, "K"]
     generated_tokens: int
     method_state: Any = None
-
-
-@pytree
-class RunStateAhead(RunState):
-    """A `RunState` with the next batch, sampled one iteration ahead (`rollout.async_steps`).
-
-    Attributes:
-      prefetched: the batch of the next iteration.
-    """
-
-    prefetched: PrefetchedBatch = None  # type: ignore[assignment]
+    prefetched: PrefetchedBatch | None = None
+    before_update: TrainState | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -305,18 +300,16 @@ def init_state(
     def init_train(params: Params, head: Params | None) -> TrainState:
         return train_step.init_state(params, head, run.updates.policy_tx, run.updates.head_tx)
 
-    fields: dict[str, Any] = {
-        "train": make(init_train, trained, value_head),
-        "curriculum": curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
-        "stream": np.zeros(num_groups, np.int32),
-        "generated_tokens": 0,
-        "method_state": arrays_of(
+    return RunState(
+        train=make(init_train, trained, value_head),
+        curriculum=curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
+        stream=np.zeros(num_groups, np.int32),
+        generated_tokens=0,
+        method_state=arrays_of(
             run.method.init_state(len(run.task_data.train)), f"method={run.config.method}"
         ),
-    }
-    if run.config.rollout.async_steps:
-        return RunStateAhead(**fields, prefetched=_empty_prefetched_batch(run))
-    return RunState(**fields)
+        prefetched=_empty_prefetched_batch(run) if run.config.rollout.async_steps else None,
+    )
 
 
 def _widest_prompts(run: Run) -> Prompts:

@@ -17,10 +17,9 @@ from bacr_jax.config import TrainConfig
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.parallel import processes
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.progress import Progress
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.run import RunState
-from bacr_jax.types import CLOSED_BY_BUDGET, pytree
+from bacr_jax.types import CLOSED_BY_BUDGET
 
 # A share violates its bound only if it is worse than before the update by this number of standard
 # errors. If the policy has not changed, this happens by chance in about 2 % of the steps.
@@ -178,17 +177,6 @@ class Snapshot:
     shares: Shares
 
 
-@pytree
-class GuardedRunState(RunState):
-    """A `RunState` as a checkpoint stores it, with the snapshot of an `UpdateGuard`.
-
-    Attributes:
-      before_update: train state before the last update, as NumPy arrays (`HostArray.to_save`).
-    """
-
-    before_update: Any = None
-
-
 class UpdateGuard:
     """Stores the state before the last update, and compares the traces before and after it.
 
@@ -281,53 +269,38 @@ class UpdateGuard:
         if before is None:
             return state, None
         train = jax.tree.map(HostArray.to_save, before.train, is_leaf=_is_host_array)
-        guarded = GuardedRunState(**vars(state), before_update=train)
         shares = {key: dataclasses.asdict(share) for key, share in before.shares.items()}
         meta = {
             "updates": before.updates,
             "shares": shares,
             "undone_in_a_row": self._undone_in_a_row,
         }
-        return guarded, meta
+        return dataclasses.replace(state, before_update=train), meta
 
-    def load(self, before_update: Any, like: TrainState, meta: dict[str, Any]) -> bool:
+    def load(self, before_update: Any, like: TrainState, meta: dict[str, Any]) -> None:
         """Restores the snapshot of a checkpoint, and the number of updates undone in a row.
 
-        The snapshot of an earlier version is ignored, because it has no numbers of traces.
-
         Args:
-          before_update: `GuardedRunState.before_update` of the checkpoint.
+          before_update: `RunState.before_update` of the checkpoint.
           like: train state with the shardings of the snapshot.
           meta: metadata that `to_save` returned.
-
-        Returns:
-          True if the snapshot was restored.
         """
-        if "undone_in_a_row" not in meta:
-            return False
         copies = jax.tree.map(HostArray.of_restored, before_update, like)
         shares = {key: Share(**share) for key, share in meta["shares"].items()}
         self._before = Snapshot(copies, meta["updates"], shares)
         self._undone_in_a_row = meta["undone_in_a_row"]
-        return True
 
 
 def _is_host_array(node: Any) -> bool:
     return isinstance(node, HostArray)
 
 
-def with_empty_snapshot(state: RunState) -> GuardedRunState:
+def with_empty_snapshot(state: RunState) -> RunState:
     """Returns a state into which a checkpoint that contains a snapshot can be restored."""
     train: Any = state.train
     if not processes.several():
         train = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), train)
-    return GuardedRunState(**vars(state), before_update=train)
-
-
-def without_snapshot(state: GuardedRunState) -> RunState:
-    """Returns the state without the snapshot."""
-    fields = {name: value for name, value in vars(state).items() if name != "before_update"}
-    return RunState(**fields)
+    return dataclasses.replace(state, before_update=train)
 
 
 def restore_with_snapshot(
@@ -336,7 +309,6 @@ def restore_with_snapshot(
     step: int,
     snapshot: dict[str, Any] | None,
     guard: UpdateGuard | None,
-    progress: Progress,
 ) -> RunState:
     """Restores the state of a checkpoint, and the snapshot of the update guard.
 
@@ -344,18 +316,15 @@ def restore_with_snapshot(
       like: state with the shapes and shardings of the saved state.
       snapshot: metadata of the snapshot in the checkpoint. None if there is no snapshot.
       guard: update guard that receives the snapshot. None if the run has no bounds now.
-      progress: prints a line if the snapshot cannot be used.
+
+    Returns:
+      The state without the snapshot.
     """
     saved_like = like if snapshot is None else with_empty_snapshot(like)
     _, state, _ = checkpoints.restore(saved_like, step)
-    if snapshot is None:
-        return state
-    assert isinstance(state, GuardedRunState)
-    if guard is not None and not guard.load(state.before_update, like.train, snapshot):
-        progress.print_line(
-            "the checkpoint is from an earlier version, so its last update cannot be undone"
-        )
-    return without_snapshot(state)
+    if snapshot is not None and guard is not None:
+        guard.load(state.before_update, like.train, snapshot)
+    return dataclasses.replace(state, before_update=None)
 
 
 def shares_of(first: Round) -> Shares:

@@ -37,7 +37,7 @@ from bacr_jax.runs.provenance import check_same_model, model_record
 from bacr_jax.types import Params, Poll
 
 # Key of the digest of the supervised texts, in the file of a finished warm-up and in the metadata
-# of an unfinished one. Warm-ups on the ledger, and warm-ups of earlier versions, have no digest.
+# of an unfinished one. Warm-ups on the ledger have no digest.
 _TEXTS = "texts"
 # Config keys that identify the questions of a warm-up on the ledger task.
 _LEDGER_KEYS = (
@@ -45,7 +45,7 @@ _LEDGER_KEYS = (
     "data.ledger.max_operand",
     "data.ledger.train_size",
 )
-# Config keys that identify the questions of any other warm-up.
+# Config keys that identify the questions and answers of any other warm-up.
 _DATA_KEYS = (
     "data.train",
     "data.dir",
@@ -53,13 +53,13 @@ _DATA_KEYS = (
     "data.max_prompt_tokens",
     "data.question_column",
     "data.trace_column",
+    "data.answer_column",
+    "data.answers",
+    "data.closing_text",
     "data.system_prompt",
     "data.template_variables",
     "eval.holdout",
 )
-# Config keys that are only part of the fingerprint if they differ from their defaults. They were
-# added later, and existing fingerprints must stay valid.
-_NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
 
 
 def warmup_fingerprint(config: Config) -> str:
@@ -91,12 +91,7 @@ def _task_keys(values: Mapping[str, Any], *, in_prompt: bool) -> tuple[str, ...]
     """
     if values["data.train"] == "ledger":
         return _LEDGER_KEYS
-    newer_keys = list(_NEWER_DATA_KEYS)
-    if in_prompt:
-        newer_keys.append("conditioning.prompt_text")
-    defaults = config_io.flatten(Config())
-    changed_keys = [key for key in newer_keys if values[key] != defaults[key]]
-    return (*_DATA_KEYS, *changed_keys)
+    return (*_DATA_KEYS, "conditioning.prompt_text") if in_prompt else _DATA_KEYS
 
 
 @contextlib.contextmanager
@@ -108,22 +103,12 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
     Raises:
       UserError: the folder can't be locked. Raised in all processes.
     """
-    is_first = processes.is_first()
     has_reported = False
     while True:
-        lock = None
-        error_text = ""
-        if is_first:
-            try:
-                lock = lock_if_free(folder / LOCK)
-            except UserError as error:
-                error_text = str(error)
-        error_text = processes.text_from_first(error_text)
-        if error_text:
-            raise UserError(error_text)
+        lock = processes.on_first(lambda: lock_if_free(folder / LOCK))
         if processes.largest(lock is not None):
             break
-        if is_first and not has_reported:
+        if processes.is_first() and not has_reported:
             print_message(f"waiting for another run that trains the warm-up in {folder}")
             has_reported = True
         if poll:
@@ -205,15 +190,14 @@ def check_texts(
 
     Args:
       warmup: section `warmup` of the config.
-      record: the record of the warm-up, which may contain a digest of its texts.
+      record: the record of the warm-up, with a digest of its texts.
       texts_digest: `SftBatches.texts_digest`, or None to check nothing.
       paths: files of the warm-up.
 
     Raises:
       UserError: the texts are different.
     """
-    recorded = record.get(_TEXTS)
-    if recorded is None or texts_digest is None or recorded == texts_digest:
+    if texts_digest is None or record.get(_TEXTS) == texts_digest:
         return
     raise UserError(
         f"{_location(warmup, paths)} contains a warm-up with other traces or answers than "

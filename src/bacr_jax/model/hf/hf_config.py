@@ -65,7 +65,7 @@ FAMILIES = {
         unset=(*Family.unset, "sliding_window"),
     ),
 }
-# Maps model_type in conditioned folders of earlier versions to the current model_type.
+# Maps model_type in conditioned folders that version 0.1.0 exported to the current model_type.
 _EARLIER = {"bacr_qwen2": "qwen2"}
 MODELING = "modeling_bacr"
 # Key of config.json: the prompt format, stop strings and lengths of a policy
@@ -75,7 +75,7 @@ THINKING = "thinking"
 WORDS = "budget_words"
 # Conditioning settings that belong to prompts and not to the budget module.
 _NOT_OF_THE_MODULE = {"budget_input", "prompt_text"}
-# Value of `site` in folders of earlier versions: the embedding is added after the layer.
+# Value of `site` in folders that version 0.1.0 exported: the embedding is added after the layer.
 _SITE = "after_block"
 # Key of config.json: named budgets.
 LEVELS = "budget_levels"
