@@ -10,13 +10,13 @@
 # benchmarks/baselines/NAME-CARD.json. DIR/log.txt has the complete output, with the kernels of a
 # step. The measurements are, in this order:
 #
-#   rows-N       decoding by number of rows
-#   chunk-64     the same with longer calls: does the host's time between calls matter?
-#   xla          attention by XLA in place of cuDNN
-#   flags-N      one XLA flag each, for launches of kernels (XLA's command buffers are CUDA graphs)
-#   shape-1.5b   decoding of a Qwen2.5-1.5B
-#   attention-*  attention of one layer, with full and with half caches
-#   learner      the update of a 1.5B model
+#   decoding-rows-N      decoding by number of rows
+#   decoding-chunk-64    longer calls: does the host's time between calls matter?
+#   decoding-xla         attention by XLA in place of cuDNN
+#   decoding-flags-N     one XLA flag each, for launches of kernels (command buffers are CUDA graphs)
+#   decoding-shape-1.5b  decoding of a Qwen2.5-1.5B
+#   attention-*          attention of one layer, with full and with half caches
+#   learner              the update of a 1.5B model
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"

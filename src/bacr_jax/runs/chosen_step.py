@@ -97,8 +97,8 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
         best = read_dataclass(_Best, files.read_object(paths.best), str(paths.best))
         if best.set is not None:
             _check_rate(best.accuracy)
-        worst = None if best.worst is None else _change(_Change, best.worst, paths.best)
-        declines = [_change(_Decline, decline, paths.best) for decline in best.declines]
+        worst = None if best.worst is None else _read_change(_Change, best.worst, paths.best)
+        declines = [_read_change(_Decline, decline, paths.best) for decline in best.declines]
     except FileNotFoundError:
         return None
     # A UserError of `read_dataclass` is a ValueError.
@@ -122,7 +122,7 @@ def _declines_at_end(paths: RunPaths, step: int) -> dict[str, list[dict[str, Any
         if summary["steps"] != step:
             return {}
         return {
-            name: [_change(_Decline, decline, paths.summary) for decline in of_set]
+            name: [_read_change(_Decline, decline, paths.summary) for decline in of_set]
             for name, of_set in dict(summary["declines"]).items()
         }
     except (OSError, ValueError, KeyError, TypeError):
@@ -159,11 +159,16 @@ class _Best:
     declines: Any
 
 
-def _change(cls: type[_Change], parsed: Any, path: Path) -> dict[str, Any]:
-    """Returns the fields of a record of a file, after their types and rates were checked.
+def _read_change(cls: type[_Change], parsed: Any, path: Path) -> dict[str, Any]:
+    """Checks the types and the rates of a parsed record, and returns its fields by name.
+
+    Args:
+      cls: class that defines the fields.
+      parsed: the record, as JSON parses it.
+      path: file that contains the record, for error messages.
 
     Raises:
-      ValueError: if the record is not one of the class `cls`.
+      ValueError: if a field is missing, unknown or of another type, or a rate is outside [0, 1].
     """
     change = read_dataclass(cls, parsed, str(path))
     _check_rate(change.before)
